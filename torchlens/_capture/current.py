@@ -1,4 +1,4 @@
-"""What the current thread is logging, and the watchers that see the modules it calls."""
+"""The log of the current thread, and the watchers of the modules it calls."""
 
 import sys
 import threading
@@ -13,12 +13,10 @@ from torchlens._capture.module_tracker import ModuleTracker
 
 
 class Watcher(Protocol):
-    """Sees the modules that a thread calls, whether it is logging or not."""
+    """Observes the modules that a thread calls, with or without a log."""
 
     def begins_with(self, module: Any) -> bool:
-        """Whether a call of this module is one that `call` is to be told of, as it comes from
-        outside.
-        """
+        """True if `call` must handle this call of the module, which comes from outside."""
 
     def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the module once more (and no longer begins with it), and returns what it
@@ -26,28 +24,29 @@ class Watcher(Protocol):
         """
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float) -> Any:
-        """A module is going to run, and at `time` we began to take notice. None if that is of no
-        interest.
+        """Called before a module runs; `time` is when our overhead began. None to ignore the
+        module.
         """
 
     def end(self, watched: Any) -> None:
-        """The module has run, or raised; `watched` is what `enter` returned. One of the following
-        follows.
+        """Called when the module has returned or raised, before `leave` or `fail`.
+
+        `watched` is what `enter` returned.
         """
 
     def leave(
         self, watched: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """It returned `result`."""
+        """Called when the module has returned `result`."""
 
     def fail(
         self, watched: Any, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """It raised `error`."""
+        """Called when the module has raised `error`."""
 
 
 class WatcherGroup:
-    """Several watchers as one. Each sees what the others take as part of the modules."""
+    """Combines several watchers. To each, the overhead of the others is part of the modules."""
 
     def __init__(self, watchers: tuple[Watcher, ...]) -> None:
         self.watchers = watchers
@@ -93,9 +92,9 @@ class WatcherGroup:
                 watcher.fail(own, error, args, kwargs)
 
 
-# Not the name `_call_impl` is patched but what stands in the function. A class that gets a new
-# attribute, and each class derived from it, loses what Python has remembered about finding its
-# attributes: half a millisecond for every log.
+# The code of the function `_call_impl` is patched, not the class attribute: setting an attribute of
+# a class invalidates Python's attribute caches of all derived classes, which costs half a
+# millisecond per log.
 MODULE_CALL = torch.nn.Module._call_impl
 _call_impl = FunctionType(MODULE_CALL.__code__, MODULE_CALL.__globals__, MODULE_CALL.__name__)
 
@@ -106,20 +105,20 @@ class _Current(threading.local):
     tracker: ModuleTracker | None = None
     # All watchers of the thread, as one. Class default, for threads without a watcher of their own.
     watcher: Watcher | None = None
-    # What the patched `_call_impl` needs beside.
+    # Used by the patched `_call_impl`.
     call_impl = staticmethod(_call_impl)
     clock = staticmethod(perf_counter)
 
 
 CURRENT = _Current()
 _everywhere: tuple[Watcher, ...] = ()
-# Threads that have watchers of their own: what `CURRENT` has there, so that others can change it,
-# and the watchers.
+# Threads with watchers of their own: the thread's namespace of `CURRENT`, which other threads may
+# change, and the watchers.
 _threads: dict[int, tuple[dict[str, Any], tuple[Watcher, ...]]] = {}
 
 
 def add_watcher(watcher: Watcher, is_everywhere: bool = False) -> None:
-    """From now on, `watcher` sees the modules that this thread calls; or those of every thread."""
+    """Adds a watcher of the modules that this thread calls; `is_everywhere`: every thread."""
     global _everywhere
     if is_everywhere:
         if watcher not in _everywhere:
@@ -127,16 +126,14 @@ def add_watcher(watcher: Watcher, is_everywhere: bool = False) -> None:
     else:
         namespace, own = _threads.get(get_ident(), ({}, ()))
         if namespace is not vars(CURRENT):
-            own = ()  # of a thread that has ended, and had the same number
+            own = ()  # of an ended thread with the same id
         if watcher not in own:
             _threads[get_ident()] = vars(CURRENT), (*own, watcher)
     _tell_all()
 
 
 def remove_watcher(watcher: Watcher) -> None:
-    """Undoes `add_watcher`, in whatever order others were added, from any thread. May be called
-    again.
-    """
+    """Undoes `add_watcher`, in any order and from any thread. May be called again."""
     global _everywhere
     _everywhere = tuple(other for other in _everywhere if other is not watcher)
     for number, (namespace, own) in list(_threads.items()):
@@ -145,7 +142,7 @@ def remove_watcher(watcher: Watcher) -> None:
             _threads[number] = namespace, rest
         else:
             _threads.pop(number, None)
-            namespace.pop("watcher", None)  # the class's is then seen there
+            namespace.pop("watcher", None)  # the class default applies again
     _tell_all()
 
 

@@ -1,7 +1,7 @@
-"""Which entry a tensor is.
+"""Maps tensors to entries.
 
-A tensor is told by its `id`. As long as every entry keeps its tensor, ids stay theirs; otherwise it
-is asked whether the tensor that had the id is still alive.
+The key is the `id` of a tensor. While every entry keeps its tensor alive, ids are unique; otherwise
+a weak reference checks that the original tensor with that id is still alive.
 """
 
 import sys
@@ -29,45 +29,41 @@ class TensorEntries:
     def __init__(self, memory: Memory, gradients: GradientHooks | None) -> None:
         super().__init__()
         self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
-        self.module_call = 0  # the one that is running
-        # The code that calls modules: what is further out on the stack called the module, not the
+        self.module_call = 0  # the current one
+        # The code that calls modules. Frames further out belong to the module call, not to the
         # operation.
         self.module_code: CodeType | None = None
-        # Likewise the code that runs a thread of the model's; and where that was started.
+        # The code that runs a thread of the model, and the user code that started the thread.
         self.thread_code: CodeType | None = None
         self.thread_place: tuple[CodeType | None, int] = (None, 0)
         self.memory = memory
         self.gradients = gradients
-        # The model's parameters, then tensors it found elsewhere.
+        # The model's parameters, then other tensors that no operation made.
         self.outside: list[Tensor] = []
-        # Those of them that gradients are computed for, by the numbers that they are referred to
-        # by.
+        # Numbers (-1 - index) of the tensors in `outside` that require gradients.
         self.trained: set[int] = set()
-        # Other tensors by which the model reads its parameters: (number of the parameter, tensor).
+        # Other tensors through which the model reads parameters: (parameter index, tensor).
         self.param_stand_ins: list[tuple[int, Tensor]] = []
-        # Those and others, kept so that their ids stay theirs.
+        # Tensors kept alive so that their ids stay unique.
         self._held: list[Tensor] = []
-        # Numbers of parameters that were put together from several.
+        # Numbers of parameters that were assembled from several.
         self.joint_params: set[int] = set()
-        # What tensors of other classes hold: by id, the entry that holds it, the name it is held
-        # by, the tensor.
+        # Tensors held by tensor subclasses: id → (entry of the holder, attribute name, tensor).
         self.held: dict[int, tuple[int, str, weakref.ref[Tensor]]] = {}
-        # Asked for the entry that a tensor becomes which the log has not seen before; None if it
-        # becomes none.
+        # Called with a tensor that has no entry; returns the entry it becomes, or None.
         self.on_unseen: Callable[[Any, Tensor], int | None] | None = None
-        # ids of tensors that are more than one entry: some operations hand back what they were
-        # given.
+        # ids of tensors that belong to several entries: some operations return their argument.
         self._twins: set[int] = set()
-        # For each module call that is running: what operations in it handed back, as what, and what
-        # it was before.
+        # For each active module call, arguments that operations returned: (tensor, entry, entry
+        # before).
         self.handed_back: dict[int, list[tuple[weakref.ref[Tensor], int, int]]] = {}
-        # id of a tensor → the entry it is, or -1 - k for parameter k.
+        # id of a tensor → its entry, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
         self._entry_at = self._entry_of_id.get
         self._origin_of = memory.origins.get
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """As `entry_of`, but quick; None where that takes more than two lookups."""
+        """Fast version of `entry_of`; None if two lookups are not enough."""
         number = self._entry_at(id(tensor))
         if number is not None:
             origin = self._origin_of(number)
@@ -76,7 +72,7 @@ class TensorEntries:
         return number
 
     def entry_of(self, tensor: Tensor) -> int | None:
-        """The entry that `tensor` is now, -1 - k for parameter k, None if it is not known."""
+        """The current entry of `tensor`; -1 - k for parameter k; None if unknown."""
         number = self._own_number(tensor)
         if number is None and type(tensor) not in TENSORS:
             inner = inner_of(tensor)
@@ -84,26 +80,27 @@ class TensorEntries:
         return number
 
     def _own_number(self, tensor: Tensor) -> int | None:
-        """As `entry_of`, for `tensor` itself and not for the tensor that it stands for."""
+        """As `entry_of`, without unwrapping tensor subclasses."""
         number = self._entry_at(id(tensor))
         if number is not None and number >= 0 and not self.memory.is_alive(number, tensor):
-            return None  # the id belonged to a tensor that is gone
+            return None  # the id was reused: its first tensor is gone
         return number
 
     def has_own_entry(self, tensor: Tensor) -> bool:
-        """Whether `tensor` itself is an entry or a parameter."""
+        """True if `tensor` itself, not its inner tensor, is an entry or a parameter."""
         return self._own_number(tensor) is not None
 
     def meet(self, tensor: Tensor) -> int | None:
-        """As `entry_of`; but a tensor that the log has not seen before may become an entry now."""
+        """As `entry_of`, but an unknown tensor may become an entry (see `on_unseen`)."""
         entry = self.entry_of(tensor)
         return (
             self.on_unseen(self, tensor) if entry is None and self.on_unseen is not None else entry
         )
 
     def stand_in(self, number: int, tensor: Tensor, has_gradient: bool = False) -> None:
-        """From now on `tensor` passes for entry or parameter `number`, whose gradient may be the
-        one that arrives there.
+        """Maps `tensor` to entry or parameter `number`.
+
+        `has_gradient`: the parameter's gradient arrives at `tensor`.
         """
         self._entry_of_id[id(tensor)] = number
         if number >= 0:
@@ -116,7 +113,7 @@ class TensorEntries:
                 self.gradients.watch_source(number, tensor)
 
     def _become(self, entry: int, tensor: Tensor, is_written: bool) -> None:
-        """From now on `tensor` is `entry`, unless it is a parameter: those stay what they are."""
+        """Maps `tensor` to `entry`, unless it is a parameter: parameters keep their number."""
         before = self._own_number(tensor)
         if before is not None and before < 0:
             return
@@ -139,8 +136,9 @@ class TensorEntries:
                         self.held[id(part)] = (number, name, weakref.ref(part))
 
     def _hand_back(self, tensor: Tensor, entry: int, before: int) -> None:
-        """An operation returned a tensor that was there before, and it now is another entry; for
-        how long, see below.
+        """Notes that an operation returned its argument, which is now another entry.
+
+        The mapping lasts until the module call ends, see `undo_handing_back`.
         """
         self._twins.add(id(tensor))
         if self.module_call:
@@ -149,11 +147,10 @@ class TensorEntries:
             )
 
     def undo_handing_back(self, call: int, returned: Sequence[Tensor]) -> None:
-        """A module call is over: what was handed back in it is again what it was before, for it is
-        others who hold it.
+        """At the end of a module call, maps returned arguments back to their earlier entries.
 
-        But what the module returned goes on as it is, as if it had been handed back in the module
-        around.
+        Code outside the module holds those tensors too. Tensors that the module itself returned
+        keep their new entry, and pass to the enclosing module call.
         """
         parent = self.module_calls[call].parent
         kept = {id(tensor) for tensor in returned}
@@ -169,12 +166,10 @@ class TensorEntries:
         if going_on and parent:
             self.handed_back.setdefault(parent, []).extend(reversed(going_on))
 
-    # -- where the model is
+    # -- position in the model
 
     def user_code(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
-        """The user's code that led to `frame`, no further out than the call of the module we are
-        in.
-        """
+        """The user code that led to `frame`, searched up to the call of the current module."""
         module_code, thread_code = self.module_code, self.thread_code
         while frame is not None:
             code = frame.f_code
@@ -190,8 +185,6 @@ class TensorEntries:
         return None, 0
 
     def place(self, depth: int) -> tuple[str, CodeType | None, int]:
-        """The module that is running, and the user's code that led to the caller of the caller
-        `depth` frames up.
-        """
+        """The current module's address, and the user code above the frame `depth` levels up."""
         code, instruction = self.user_code(sys._getframe(1 + depth))
         return self.module_calls[self.module_call].address, code, instruction

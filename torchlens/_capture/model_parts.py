@@ -1,10 +1,10 @@
-"""What a model consists of, by address: modules, parameters, buffers, and the tensors that modules
-keep as plain attributes (`body.anchors.0` for `self.anchors = [t]` in module `body`).
+"""The parts of a model by address: modules, parameters, buffers, attribute tensors.
 
-Attributes are searched only when an operation reads a tensor that no operation made. Then
-everything that the modules hold is searched once, breadth first: lists, dicts and plain objects
-too, but no modules that are not registered. What their classes hold counts as well:
-`K = torch.ones(3)` in the body of a class is an attribute of its modules.
+An attribute tensor is one that a module keeps as a plain attribute: `body.anchors.0` for
+`self.anchors = [t]` in module `body`. Attributes are searched only when an operation reads a tensor
+that no operation made. The search runs once, breadth first, through lists, dicts and plain objects,
+but not through unregistered modules. It includes class attributes, such as `K = torch.ones(3)` in a
+class body.
 """
 
 import weakref
@@ -21,17 +21,17 @@ from torchlens._recording.trees import OPAQUE_TYPES, attributes_of
 
 @dataclass(slots=True)
 class Parts:
-    """What a model consists of, by address, outer modules first; shared ones stand where they were
-    met first.
+    """The modules, parameters and buffers of a model, outer modules first.
+
+    A shared part has the first of its addresses.
     """
 
     modules: list[torch.nn.Module] = field(default_factory=list)
     addresses: dict[int, str] = field(default_factory=dict)  # id of a module → its address
     classes: dict[str, str] = field(default_factory=dict)
     scripted: set[int] = field(default_factory=set)  # ids
-    compiled: list[tuple[Any, Any]] = field(
-        default_factory=list
-    )  # modules that `compile()` was called on
+    # modules on which `compile()` was called, with their compiled call
+    compiled: list[tuple[Any, Any]] = field(default_factory=list)
     param_addresses: list[str] = field(default_factory=list)
     params: list[torch.nn.Parameter] = field(default_factory=list)
     module_params: dict[str, tuple[int, ...]] = field(default_factory=dict)  # index into params
@@ -39,8 +39,9 @@ class Parts:
 
 
 def parts_of(model: torch.nn.Module) -> Parts:
-    """Takes a model apart, each module once: in a short log, that is as much work as any other
-    step.
+    """Collects the parts of a model, each module once.
+
+    This is optimised: it is a considerable part of the time of a short log.
     """
     parts = Parts()
     modules, addresses, classes, params, buffers = (
@@ -74,10 +75,9 @@ def parts_of(model: torch.nn.Module) -> Parts:
 
 
 def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """Each module once, with its address, outer ones first; `_orig_mod` of compiled modules is left
-    out of addresses.
+    """Each module once, with its address, outer modules first.
 
-    The same as `model.named_modules()` in a fraction of the time.
+    As `model.named_modules()` but faster, and without `_orig_mod` of compiled modules in addresses.
     """
     found: list[tuple[str, torch.nn.Module]] = []
     seen: set[int] = set()
@@ -95,21 +95,19 @@ def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     return found
 
 
-# A trainer, say, that a module points to leads to the whole program.
+# A reference to a trainer, for instance, leads to the whole program.
 _MAX_OBJECTS = 20_000
 _MAX_DEPTH = 8
 _TORCHS_OWN = frozenset(vars(torch.nn.Module()))
 
 
 def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """What the author of a module keeps in it, other than parameters, buffers and modules."""
+    """The attributes of a module other than those of torch.nn.Module itself."""
     return {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
 
 
 class Attributes:
-    """The tensors that some modules keep as plain attributes; `addresses` has the address of each
-    by its id.
-    """
+    """The attribute tensors of some modules; `addresses` maps the id of a module to its address."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], addresses: Mapping[int, str]) -> None:
         self._modules = modules
@@ -117,8 +115,8 @@ class Attributes:
         self._found: dict[int, tuple[str, weakref.ref[torch.Tensor]]] | None = None
 
     def address_of(self, tensor: torch.Tensor) -> str | None:
-        """Where a module keeps the tensor; None if none does. Of several places, the one nearest to
-        the model.
+        """The address of an attribute tensor, the shortest path if there are several; None if
+        unknown.
         """
         if self._found is None:
             self._found = _look_through(
@@ -151,9 +149,7 @@ def _look_through(
 
 
 def _class_attributes(kind: type) -> dict[str, Any]:
-    """What the class of a module keeps for all modules of its kind: tensors, and containers that
-    may hold some.
-    """
+    """The class attributes of a module that are tensors, or containers that may hold some."""
     held: dict[str, Any] = {}
     for base in kind.__mro__:
         if base is torch.nn.Module:
@@ -173,14 +169,13 @@ def _held_by(item: Any) -> list[tuple[Any, Any]]:
 
 
 class KeptAttributes:
-    """The tensors that modules keep as plain attributes, and the lists and dicts that hold some, to
-    be put back.
+    """Saves and restores the attributes of modules that are or may hold tensors.
 
-    Numbers and text are left as they are.
+    Numbers and strings are not restored.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        # A lazy module becomes another one in its first call, for good.
+        # A lazy module changes its class for good in its first call.
         self._modules = [module for module in modules if not isinstance(module, LazyModuleMixin)]
         self._before = [
             {name: (value, _items_of(value)) for name, value in own_attributes(m).items()}
@@ -188,7 +183,7 @@ class KeptAttributes:
         ]
 
     def restore(self) -> None:
-        """Puts back what the modules held."""
+        """Restores the saved attributes."""
         for module, before in zip(self._modules, self._before, strict=True):
             held = vars(module)
             for name, value in own_attributes(module).items():
@@ -208,7 +203,7 @@ def _may_hold_tensors(value: Any) -> bool:
 
 
 def _items_of(value: Any) -> dict[Any, Any] | list[Any] | None:
-    """The items of a container that can change; None for anything else."""
+    """A copy of the items of a mutable container; None for other values."""
     if isinstance(value, dict):
         return dict(value)
     return list(value) if isinstance(value, list | deque) else None

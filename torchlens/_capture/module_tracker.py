@@ -1,4 +1,4 @@
-"""Entering and leaving modules."""
+"""Tracks entering and leaving modules."""
 
 import sys
 from collections import deque
@@ -16,9 +16,8 @@ from torchlens._recording.recording import ModuleCall
 from torchlens._recording.trees import named_tensors
 from torchlens._recording.user_code import KNOWN_CODE
 
-_module_call: Callable[[tuple[Any, ...]], ModuleCall] = partial(
-    tuple.__new__, ModuleCall
-)  # `_make` at half the price
+# Faster than `_make`.
+_module_call: Callable[[tuple[Any, ...]], ModuleCall] = partial(tuple.__new__, ModuleCall)
 _known_code = KNOWN_CODE.get
 _Tensor = torch.Tensor
 _ONLY_TENSORS = frozenset({_Tensor})
@@ -26,22 +25,21 @@ _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
 def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replaces the code of `nn.Module._call_impl` while a log or a measurement runs: as torch's
-    own, but it reports to the tracker and the watcher.
+    """Replaces the code of `nn.Module._call_impl` during a log or measurement: reports to tracker
+    and watcher.
 
-    It runs among the names of torch's module, into which `_torchlens_current` is put for the time
-    being. The module's `forward` is called from here, as torch calls it from here: a model that
-    nests as deep as Python allows still can.
+    It runs with the globals of torch's module, to which `_torchlens_current` is added meanwhile. It
+    calls `forward` directly, as torch does, so that models nested to Python's recursion limit still
+    run.
     """
     try:
         current = _torchlens_current  # type: ignore[name-defined]
-    # between the call and this line, another thread's log has ended: here stands torch's own again
+    # The log of another thread has just ended and restored torch's own code.
     except NameError:
         return self._call_impl(*args, **kwargs)
     watcher, tracker = current.watcher, current.tracker
-    if (
-        watcher is not None and not torch.compiler.is_compiling()
-    ):  # the compiler, if it traces this, sees no watcher
+    # While torch.compile traces this, it must not see the watcher.
+    if watcher is not None and not torch.compiler.is_compiling():
         enter = current.clock()
         if watcher.begins_with(self):
             return watcher.call(self, args, kwargs)
@@ -84,10 +82,10 @@ def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class ModuleTracker:
-    """Writes down each call of a model's modules.
+    """Records each call of a model's modules.
 
     `saved_addresses` are modules (`features.6`, or `features.6:2` for one pass) whose outputs are
-    to be saved.
+    saved.
     """
 
     def __init__(
@@ -96,40 +94,38 @@ class ModuleTracker:
         self.recorder = recorder
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
-        # Whether a saved output may be another than was asked for: it was written to, through a
-        # view, between its operation and the module's return; or threads called modules, and which
-        # call was the second is known when all are over.
+        # True if a saved output may be wrong: it was written through a view between its operation
+        # and the module's return, or threads called modules, whose pass numbers are known only
+        # after the pass.
         self.is_uncertain = False
         # Called when the model compiles something.
         self.on_compile: Callable[[], None] | None = None
         recorder.module_code = patched_call_impl.__code__
         self._saved_addresses = frozenset(saved_addresses)
-        self.saved: set[int] = set()  # the entries that came out of these modules
+        self.saved: set[int] = set()  # entries that these modules returned
         self._addresses = parts.addresses
         self.scripted = parts.scripted
-        self._outside_modules: list[Any] = []  # alive, so that no other gets their ids
-        self._rows_before = [0]  # how many rows there were when each call began
+        self._outside_modules: list[Any] = []  # kept alive so that ids stay unique
+        self._rows_before = [0]  # the number of rows at the start of each call
         self._num_calls: dict[str, int] = {}
 
     def enter(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 2
     ) -> int | None:
-        """Takes note of what goes into a module; returns the number of the call, which `leave` or
-        `fail` is to be told.
+        """Records the start of a module call; returns its number, for `leave` or `fail`.
 
-        None for a module that leaves no record, 0 for the model itself. Entering and leaving are
-        two functions, not one around the module: that would stand on the stack once for each level
-        of nesting, and the stack has a limit.
+        None for a module that is not recorded, 0 for the model itself. Entering and leaving are two
+        functions, because one function around the module would add a stack frame per level of
+        nesting.
         """
         recorder = self.recorder
         address = self._addresses.get(id(module))
-        if (
-            address is None or not recorder.is_on()
-        ):  # not one of the model's, or part of an operation
+        # Not a module of the model, or called inside an operation.
+        if address is None or not recorder.is_on():
             return self._enter_outside_module(module)
         if not address:
             return 0
-        frame: Any = sys._getframe(depth)  # past the patched `_call_impl`
+        frame: Any = sys._getframe(depth)  # above the patched `_call_impl`
         if frame.f_code is _MODULE_CALL:
             frame = frame.f_back
         code, instruction = frame.f_code, frame.f_lasti
@@ -157,8 +153,9 @@ class ModuleTracker:
         return self._entries_of(args if is_plain else _tensors_in((args, kwargs)))
 
     def _enter_outside_module(self, module: Any) -> int | None:
-        """A module that is not the model's leaves no record; but one that was compiled as the model
-        ran is an operation.
+        """Returns None for a module outside the model; 0 for one that was scripted during the pass.
+
+        The latter is recorded as an operation.
         """
         if not isinstance(module, torch.jit.ScriptModule) or not self.recorder.is_on():
             return None
@@ -167,7 +164,7 @@ class ModuleTracker:
         return 0
 
     def leave(self, call: int, result: Any) -> None:
-        """Takes note of what came out."""
+        """Records the end of a module call."""
         if not call:
             return
         recorder = self.recorder
@@ -185,13 +182,12 @@ class ModuleTracker:
                 recorder.undo_handing_back(call, tensors)
 
     def _made_inside(self, call: int, result: Any) -> int | None:
-        """The entry of a plain result that the call made; None if that takes a closer look."""
+        """The entry of a plain result that the call made; None if `_returned` has to decide."""
         if type(result) is not _Tensor:
             return None
         recorder, memory = self.recorder, self.recorder.memory
-        if self._saved_addresses and (
-            not recorder.saves_all or memory.writes or memory.may_die
-        ):  # the value to save may be another one
+        # The value to save may be another one.
+        if self._saved_addresses and (not recorder.saves_all or memory.writes or memory.may_die):
             return None
         made = recorder.number_of(result)
         if made is None or made < self._rows_before[call]:
@@ -201,7 +197,7 @@ class ModuleTracker:
         return made
 
     def _returned(self, call: int, tensors: Iterable[torch.Tensor]) -> list[int]:
-        """The entries that a call returned. What it was given and hands back becomes a new one."""
+        """The entries that a call returned; an argument that it returns becomes a new entry."""
         recorder = self.recorder
         returned = []
         for tensor in tensors:
@@ -219,9 +215,7 @@ class ModuleTracker:
         return returned
 
     def fail(self, call: int, error: BaseException) -> None:
-        """The module raised: where something other than an operation did, the place is where the
-        traceback ends.
-        """
+        """Records that the module raised; the place is the end of the traceback."""
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
             place = place.tb_next
@@ -232,13 +226,13 @@ class ModuleTracker:
                 self.recorder.undo_handing_back(call, ())
 
     def share(self) -> None:
-        """Other threads are going to call modules, too."""
+        """Notes that other threads may call modules too."""
         self.is_uncertain = bool(self._saved_addresses)
 
     def run_scripted(
         self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a scripted module, which is one operation."""
+        """Runs a scripted module as one operation."""
         name = getattr(module, "original_name", type(module).__name__)
         arguments = (args, kwargs, list(module.parameters()))
         return record_opaque(
@@ -264,7 +258,7 @@ class ModuleTracker:
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Tensors that a module is given. A cache object that is handed through is not looked into."""
+    """The tensors among a module's arguments; does not search cache objects."""
     found: list[torch.Tensor] = []
     pending = [tree]
     while pending:

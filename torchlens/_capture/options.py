@@ -1,4 +1,4 @@
-"""What the caller asked for, checked once, before the model runs."""
+"""Options and inputs of a log, checked once, before the model runs."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class LogOptions:
 
     @property
     def transform(self) -> "Transform | None":
-        """What to do to a tensor before it is saved; None if nothing."""
+        """The transform of tensors before they are saved; None if there is none."""
         transform = Transform(
             self.detach_saved_tensors, self.output_device, self.activation_postfunc
         )
@@ -67,7 +67,7 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What to do to a tensor before it is saved, in this order."""
+    """The transforms of a tensor before it is saved, applied in this order."""
 
     detach_saved_tensors: bool = False
     output_device: Any = "same"
@@ -97,7 +97,7 @@ class Transform:
 
 
 def checked_layers(layers: Any) -> Any:
-    """`layers_to_save`, checked: 'all', 'none', or something that names layers."""
+    """`layers_to_save`, checked: 'all', 'none', keys of layers, or a predicate."""
     if isinstance(layers, str) and layers.lower() in ("all", "none"):
         return layers.lower()
     keys = (
@@ -149,13 +149,10 @@ def _check_device(device: Any) -> None:
             "output_device must be 'same' or a torch device such as 'cpu' or 'cuda:0', got "
             f"{got(device)}."
         ) from error
+    # AssertionError: torch was built without support for the device.
     try:
         torch.empty(0, device=device)
-    except (
-        AssertionError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:  # the first: torch was built without
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise ValueError(
             "output_device must be a device that this machine and this torch have, got "
             f"{got(device)}: {str(error).strip().partition(chr(10))[0]}. To keep saved tensors "
@@ -165,11 +162,10 @@ def _check_device(device: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """What to keep of a pass. `saves` and `max_nodes` as in Recorder; `saved_modules` as in
-    ModuleTracker.
+    """What to keep of a pass; `saves` and `max_nodes` are described in Rows.
 
-    If it `saves` everything, and there are `saved_modules`, only what these return stays when the
-    pass is over.
+    `saved_modules` are the `saved_addresses` of ModuleTracker. If `saves` is True as well, only the
+    outputs of those modules stay after the pass.
     """
 
     saves: bool | frozenset[int] = True
@@ -183,11 +179,10 @@ class CaptureOptions:
 
 
 # -- the model and its inputs
-# ------------------------------------------------------------------------------------------
 
 
 def check_model(model: Any) -> None:
-    """Raises unless the model is one."""
+    """Raises TypeError unless `model` is a supported model."""
     if not isinstance(model, torch.nn.Module | OtherModel):
         hint = ""
         if isinstance(model, type):
@@ -244,9 +239,7 @@ def _check_kwargs(model: torch.nn.Module, input_kwargs: Any) -> None:
 
 
 def inputs_note(model: Any, input_args: Any, args: list[Any]) -> str | None:
-    """A note for an exception of the model if the user may have meant its inputs differently; None
-    if not.
-    """
+    """A note to add to a model's exception if its inputs may be ambiguous, or None."""
     if len(args) != 1 or args[0] is not input_args:
         return None
     name = title_of(model)
@@ -268,8 +261,9 @@ def inputs_note(model: Any, input_args: Any, args: list[Any]) -> str | None:
 
 
 def positional_names(forward: Any) -> tuple[str, ...] | None:
-    """The argument names of a plain method without *args, **kwargs or keyword-only arguments; None
-    for any other.
+    """The argument names of a method, or None if the method is not a plain one.
+
+    A plain method has no *args, **kwargs or keyword-only arguments, and is not wrapped.
     """
     function = getattr(forward, "__func__", None)
     code = getattr(function, "__code__", None)
@@ -297,7 +291,7 @@ def forward_names(model: torch.nn.Module) -> list[str]:
 def _bound(
     model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], input_args: Any
 ) -> list[Any]:
-    """The positional arguments, as `forward` takes them."""
+    """The positional arguments, bound to the signature of `forward`."""
     names = positional_names(model.forward)
     if names is not None and not kwargs:
         defaults = model.forward.__func__.__defaults__ or ()  # type: ignore[attr-defined]
@@ -323,7 +317,7 @@ def _bound(
 
 
 def _takes_one(signature: inspect.Signature, kwargs: dict[str, Any]) -> bool:
-    """Whether exactly one positional argument is still missing."""
+    """True if exactly one positional argument is missing."""
     kinds = [(p.name, p.kind) for p in signature.parameters.values()]
     if any(kind is inspect.Parameter.VAR_POSITIONAL for _, kind in kinds):
         return False
@@ -358,7 +352,7 @@ def _inputs_hint(signature: inspect.Signature, args: list[Any]) -> str:
 def named_inputs(
     model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]
 ) -> list[tuple[Path, torch.Tensor]]:
-    """Input tensors with the name of the argument they came in."""
+    """Input tensors, with the path from the argument that contains them."""
     names: Sequence[str] | None = positional_names(model.forward)
     rest = "args"
     if names is None:

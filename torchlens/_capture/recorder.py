@@ -1,9 +1,9 @@
-"""What one call leaves behind: the hot path.
+"""Records one row per call: the hot path.
 
-torch tells a `TorchFunctionMode` of every call that would run an operation, whichever name it was
-called by, and only in the thread that entered the mode. While the recorder handles a call the mode
-is off, so what happens inside the call is part of it. The handler is dull on purpose: look up which
-entries the arguments are, call, append one row. Everything else waits for `_graph/`.
+torch passes a `TorchFunctionMode` every call that may run an operation, under any name, in the
+thread that entered the mode. The mode is off while the recorder handles a call, so nested calls are
+part of it. The handler does little: it looks up the entries of the arguments, makes the call and
+appends a row. Everything else is left to `_graph/`.
 """
 
 import copy
@@ -40,26 +40,26 @@ from torchlens._recording.user_code import KNOWN_CODE
 
 Tensor = torch.Tensor
 _OPERATION, _READ = Kind.OPERATION, Kind.READ
-_UNKNOWN = 1 << 62  # no entry has this number
+_UNKNOWN = 1 << 62  # larger than any entry number
 _known_code = KNOWN_CODE.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _is_disabled = torch._C._is_torch_function_all_disabled
-# The value of `collected` while calls leave no trace at all.
+# Sentinel for `collected`: neither record nor collect.
 _IGNORED: dict[int, None] = {}
 
 
 class Look(Protocol):
-    """Looks from time to time at what a running log has saved so far."""
+    """Checks periodically how much a running log has saved."""
 
     interval: float
 
     def look(self, outside: Sequence[torch.Tensor]) -> float:
-        """Looks, and returns the time of the next look. `outside` are tensors that live anyway."""
+        """Runs the check; returns the time of the next. `outside` are tensors that live anyway."""
 
 
 class Failures:
-    """Keeps the place of the exception that ends a pass; those that the model handles itself are no
-    failure.
+    """Keeps the place of the exception that ends a pass; exceptions that the model handles do not
+    count.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Failures:
         kwargs: dict[str, Any] | None = None,
         references: References = (),
     ) -> None:
-        """Notes a place that `error` came through. The innermost, which is noted first, stays."""
+        """Records a place that `error` passed through; only the first, innermost place is kept."""
         if not self._is_of(error):
             self._error = error
             arguments = describe_arguments(args, kwargs)
@@ -84,13 +84,13 @@ class Failures:
             self.failure = Failure(message, module_call, *place, operation, arguments, references)
 
     def settle(self, error: BaseException | None) -> None:
-        """The pass ended with `error`, or without one."""
+        """Ends the pass, with `error` or without one."""
         if not self._is_of(error):
             self.failure = None
         self._error = None
 
     def _is_of(self, error: BaseException | None) -> bool:
-        """Whether the failure noted is of this exception, or of one that it was raised from."""
+        """True if the recorded failure belongs to this exception, or to its cause or context."""
         while error is not None:
             if error is self._error:
                 return True
@@ -98,8 +98,8 @@ class Failures:
         return False
 
 
-# What a call that may not be recorded the short way needs when it returns: the tensors it writes
-# to, what the observer was told, and whether the short way is open after all.
+# State of a call off the fast path: the tensors it writes, the observed call, and whether its row
+# may still be short.
 _Detour = tuple[Sequence[Tensor], ObservedCall | None, bool]
 _NO_DETOUR: _Detour = ((), None, True)
 
@@ -118,20 +118,19 @@ class Recorder(Rows, TorchFunctionMode):
     ) -> None:
         super().__init__(memory, saves, keeps_args, gradients, observer, max_nodes)
         self.booleans: dict[int, bool] = {}
-        # Entries whose value the model took out of torch, other than for an `if`.
+        # Entries whose value the model read into Python, other than for an `if`.
         self.reads: set[int] = set()
         self.failures = Failures()
         self.warnings: list[str] = []
         # Set by a patched operator for the one call that follows.
         self.operator: Operation | None = None
-        # True while a Python method of Tensor is being entered whose own operations are to be
-        # recorded.
+        # True while entering a Python method of Tensor whose own operations are recorded.
         self.is_inlining = False
-        # Records calls of `Kind.COLLECTIVE`, and those not waited for yet: see
-        # `collectives.py`.
+        # Records calls of `Kind.COLLECTIVE`; and the collectives not waited for yet (see
+        # `collectives.py`).
         self.on_collective: Callable[..., Any] | None = None
         self.unfinished: list[Any] = []
-        # When to check next how much is saved, and the function that does.
+        # The time of the next check of saved memory, and the function for it.
         self._look_at = math.inf
         self._look: Callable[[Sequence[Tensor]], float] = lambda outside: math.inf
 
@@ -149,8 +148,8 @@ class Recorder(Rows, TorchFunctionMode):
             return self.pass_through(operation, func, args, kwargs)
         if self.operator is not None:
             operation, self.operator = self.operator, None
-        # Everything possible happens before the call: after it, the processor's caches hold the
-        # operation's data and not ours.
+        # As much as possible happens before the call: after it, the processor caches hold the
+        # operation's data.
         frame = sys._getframe(1)
         code: CodeType | None = frame.f_code
         instruction = frame.f_lasti
@@ -198,9 +197,7 @@ class Recorder(Rows, TorchFunctionMode):
         return result
 
     def _flat_references(self, args: tuple[Any, ...]) -> References:
-        """The entries that flat arguments are, where some may be new or have the id of a tensor
-        that is gone.
-        """
+        """The entries of flat arguments, some of which may be new or have a reused id."""
         at, origin_of = self._entry_at, self._origin_of
         references: list[int | None] = []
         for arg in args:
@@ -215,8 +212,8 @@ class Recorder(Rows, TorchFunctionMode):
     def _read_nested(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> tuple[References, tuple[Any, ...], dict[str, Any] | None, bool]:
-        """For arguments that are not flat: the entries, the arguments with None in place of
-        tensors, and whether the row may be written the short way.
+        """The references of nested arguments, the arguments without tensors, and whether a short
+        row will do.
         """
         if not kwargs and are_plain(args):
             return self._flat_references(args), without_flat_tensors(args), kwargs, self._is_short
@@ -235,7 +232,7 @@ class Recorder(Rows, TorchFunctionMode):
         is_short: bool,
         place: tuple[CodeType | None, int],
     ) -> _Detour:
-        """Before a call that writes to tensors, or whose row cannot be written the short way."""
+        """Prepares a call that writes to tensors, or whose row cannot be short."""
         written = written_by(operation, args, kwargs)
         if is_short and (not written or self._keep_before(operation, written)):
             return written, None, True
@@ -252,7 +249,7 @@ class Recorder(Rows, TorchFunctionMode):
         result: Any,
         detour: _Detour,
     ) -> None:
-        """The rows of a call that wrote to tensors, returned several, or took a detour."""
+        """Adds the rows of a call that wrote to tensors, returned several, or is not fast-path."""
         written, observed, is_short = detour
         if is_short and type(result) is Tensor and (not written or result is written[0]):
             self.append_short(fields, result, bool(written))
@@ -265,8 +262,10 @@ class Recorder(Rows, TorchFunctionMode):
             self.end_observed(observed, result)
 
     def _keep_before(self, operation: Operation, written: Sequence[Tensor]) -> bool:
-        """Replaces the saved value of a tensor that is going to be written by a copy, if no other
-        tensor shares its memory. False if the write needs `prepare`.
+        """Copies the saved value of a tensor that is about to be written and shares its memory with
+        none.
+
+        Returns False if the write needs `prepare`.
         """
         target = written[0]
         entry = self.number_of(target)
@@ -288,7 +287,9 @@ class Recorder(Rows, TorchFunctionMode):
         written: Sequence[Tensor],
         place: tuple[CodeType | None, int],
     ) -> ObservedCall | None:
-        """What must be done before a call that does not go the short way."""
+        """Prepares a call that is off the fast path: observer, saved arguments, copies, gradient
+        hooks.
+        """
         observed = self.begin_observed(kind, operation, args, kwargs, references, written, place)
         self.complete()
         if self._keeps_args:
@@ -300,7 +301,7 @@ class Recorder(Rows, TorchFunctionMode):
         return observed
 
     def _before_write(self, targets: Sequence[Tensor]) -> None:
-        if self.unfinished:  # the code that writes there now has waited for what was being written
+        if self.unfinished:  # the writing code must have waited for those writes
             for target in targets:
                 self.finish_entries(self.memory.writers_of(target))
         self.memory.before_write(targets)
@@ -310,13 +311,12 @@ class Recorder(Rows, TorchFunctionMode):
     def pass_through(
         self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> Any:
-        """Makes a call that is no operation, or is not to be recorded, and notes what it reads."""
+        """Makes a call that is no operation, or is not recorded, and notes what it reads."""
         kind = operation.kind
         if self.collected is not None:
             self._collect(args, kwargs)
-        elif (
-            kind is _READ and self.observer is None
-        ):  # first: `x.shape` is as frequent as operations
+        # READ comes first: `x.shape` is as frequent as operations.
+        elif kind is _READ and self.observer is None:
             pass
         elif kind is Kind.COLLECTIVE and self.on_collective is not None:
             return self.on_collective(self, operation, func, args, kwargs)
@@ -327,7 +327,7 @@ class Recorder(Rows, TorchFunctionMode):
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def _collect(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Notes which entries are read inside an opaque call."""
+        """Collects the entries that are read inside an opaque call."""
         if self.collected is not None and self.collected is not _IGNORED:
             for _, tensor in plain_tensors((args, kwargs)):
                 entry = self.entry_of(tensor)
@@ -347,7 +347,9 @@ class Recorder(Rows, TorchFunctionMode):
     def _read(
         self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> Any:
-        """Makes a call that tells something about a tensor, and notes what the log must know."""
+        """Makes a call that reads from a tensor (a value, a truth value, its memory), and notes the
+        read.
+        """
         observed = self.begin_observed(CallKind.READ, operation, args, kwargs, (), (), (None, 0))
         if operation.kind is Kind.EXPOSURE:
             self.complete()
@@ -373,7 +375,7 @@ class Recorder(Rows, TorchFunctionMode):
         return [entry for entry in entries if entry is not None and entry >= 0]
 
     def _note_leaf(self, tensor: torch.Tensor) -> None:
-        """The model's code has set whether a leaf requires gradients."""
+        """Records that the model has set `requires_grad` of a leaf."""
         number = self.entry_of(tensor)
         if number is None or not tensor.is_leaf:
             return
@@ -396,9 +398,7 @@ class Recorder(Rows, TorchFunctionMode):
         place: tuple[CodeType | None, int],
         inside: int | None = None,
     ) -> ObservedCall | None:
-        """Tells the observer, if there is one, of a call that is going to be made; `inside` as in
-        ObservedCall.
-        """
+        """Reports the start of a call to the observer, if any; for `inside` see ObservedCall."""
         if self.observer is None:
             return None
         first = len(self.rows)
@@ -420,7 +420,7 @@ class Recorder(Rows, TorchFunctionMode):
         return call
 
     def _is_early(self, references: References) -> bool:
-        """Whether something that is read is still being written."""
+        """True if an argument is still being written by a collective."""
         for begun in [begun for begun in self.unfinished if begun.is_awaited()]:
             self.unfinished.remove(begun)
             self.finish_entries(begun.entries)
@@ -428,13 +428,13 @@ class Recorder(Rows, TorchFunctionMode):
         return not self.memory.unfinished.keys().isdisjoint(given)
 
     def end_observed(self, call: ObservedCall | None, result: Any) -> None:
-        """Tells the observer that the call was made."""
+        """Reports the end of a call to the observer."""
         if call is not None and self.observer is not None:
             call.last = len(self.rows)
             self.observer.end(call, result)
 
     def abandon_observed(self, call: ObservedCall | None) -> None:
-        """Tells the observer that the call raised or declined."""
+        """Reports to the observer that the call raised or declined."""
         if call is not None and self.observer is not None:
             self.observer.abandon(call)
 
@@ -450,7 +450,7 @@ class Recorder(Rows, TorchFunctionMode):
         frame: FrameType | None,
         observed: ObservedCall | None = None,
     ) -> None:
-        """Notes that the model raised here."""
+        """Records that the model raised here."""
         self.abandon_observed(observed)
         self.failures.note(
             error, self.module_call, self.user_code(frame), operation, args, kwargs, references
@@ -459,9 +459,7 @@ class Recorder(Rows, TorchFunctionMode):
     # -- on and off
 
     def is_on(self) -> bool:
-        """Whether calls are being reported; inside one that is, they are not, nor are those inside
-        an opaque one.
-        """
+        """True if calls are recorded now; False inside a recorded or opaque call."""
         depth = _stack_depth()
         if not depth or self.collected is not None or _is_disabled():
             return False
@@ -492,13 +490,14 @@ class Recorder(Rows, TorchFunctionMode):
             yield
 
     def watch_memory(self, watch: Look) -> None:
-        """Has `watch` look from time to time at how much is saved."""
+        """Lets `watch` check periodically how much is saved."""
         self._look = watch.look
         self._look_at = perf_counter() + watch.interval
 
     def expect_values_to_leave(self, stops_saving: bool = False) -> None:
-        """Writes down what is only to be seen of saved values; from now on, at once, and perhaps
-        without saving them.
+        """Completes all rows now, and from now on at each call, as saved values may be removed.
+
+        With `stops_saving`, no more values are saved.
         """
         with torch._C.DisableTorchFunction():
             self.complete()
@@ -507,7 +506,7 @@ class Recorder(Rows, TorchFunctionMode):
             self._saves = self.saves_all = False
 
     def share(self) -> None:
-        """From now on, several threads write down here."""
+        """Prepares the recorder for use by several threads."""
         with torch._C.DisableTorchFunction():
             self.complete()
         self._is_short = False
@@ -515,9 +514,7 @@ class Recorder(Rows, TorchFunctionMode):
             self.gradients.admit_threads()
 
     def for_thread(self, code: CodeType, started_by: FrameType | None) -> Self:
-        """What a thread records with that `code` runs and that is started now: shares all that is
-        written down.
-        """
+        """A recorder for a new thread that `code` runs; it shares all records with this one."""
         own = copy.copy(self)
         own.operator = own.collected = own._kept_args = None
         own.is_inlining = False
@@ -527,5 +524,5 @@ class Recorder(Rows, TorchFunctionMode):
 
 
 def _are_foreign(types: Sequence[type]) -> bool:
-    """Whether one of the argument types that override torch functions is no tensor."""
+    """True if an argument type that overrides torch functions is not a tensor."""
     return not all(issubclass(kind, Tensor) for kind in types)

@@ -1,4 +1,4 @@
-"""What is written down of a pass: one row for each tensor that is made, goes in or comes out."""
+"""The rows of a pass: one for each tensor that is made, enters or leaves the model."""
 
 import weakref
 from collections.abc import Container, Sequence
@@ -24,10 +24,10 @@ _SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
 
 
 class Rows(TensorEntries):
-    """The rows of a pass, its saved values, and what else is noted of its tensors.
+    """The rows of a pass, its saved values, and other records of its tensors.
 
-    `saves` says which entries keep their tensor: True, False, or a set of entry numbers. Of entries
-    beyond `max_nodes`, the backward node is not looked at.
+    `saves` selects the entries whose values are saved: True, False, or a set of entry numbers. From
+    entry `max_nodes` on, backward nodes are not read.
     """
 
     def __init__(
@@ -40,46 +40,46 @@ class Rows(TensorEntries):
         max_nodes: int | None = None,
     ) -> None:
         super().__init__(memory, gradients)
-        # The last may be the first nine fields of a row alone, until `complete`.
+        # Until `complete`, the last rows may hold only their first nine fields.
         self.rows: list[Any] = []
-        # Entries that gradients are computed for although they come from no differentiable
-        # operation.
+        # Leaves that require gradients: inputs, buffers, and tensors on which the model sets
+        # `requires_grad`.
         self.leaves: set[int] = set()
-        # Entries that came from another process alone, and that only went to one.
+        # Entries received from, or sent to, another process.
         self.received: set[int] = set()
         self.sent: set[int] = set()
-        # Tensors whose `.grad` a backward pass of the model's own has filled.
+        # Tensors whose `.grad` was filled by a backward pass inside the model.
         self.differentiated: list[weakref.ref[Tensor]] = []
         self.saved_args: dict[int, tuple[Any, Any]] = {}
-        # Without `gradients`: where autograd keeps what entries wrote to views, for a backward pass
-        # that is logged later.
+        # Without `gradients`: the in-place writes to views, for a backward pass that is logged
+        # later.
         self.slices: list[Slice] = []
-        # Entries that wrote to views in ways of which autograd shows no node: under no_grad, or
-        # several at once.
+        # Entries that wrote to views without a node in autograd's graph: under no_grad, or several
+        # in one call.
         self.hidden_writes: set[int] = set()
         self.observer = observer
-        # While not None, calls are not recorded; the entries they read are collected here.
+        # While not None, calls are not recorded; this collects the entries they read.
         self.collected: dict[int, None] | None = None
         self._saves = saves
         self.saves_all = saves is True
         self._keeps_args = keeps_args
-        # What is kept of the arguments of the call that is under way.
+        # The saved arguments of the current call.
         self._kept_args: tuple[Any, Any] | None = None
         self._max_nodes = max_nodes
-        # Whether a row may be written the short way. If all is saved, what is left out can still be
-        # seen when `complete` is called; if not, nothing is left out.
+        # Fast path: if everything is saved, `complete` fills in shape, dtype and storage later. If
+        # not, `_append_unsaved` writes complete rows.
         are_lost = saves is True and memory.may_die
         self._is_short = not keeps_args and gradients is None and observer is None and not are_lost
         memory.may_die |= saves is not True
-        # torch frees nodes that were looked at from Python one inside the other, and tens of
-        # thousands of them overflow its stack (torch 2.13). These are held until the model's output
-        # is gone, and then go one by one, the last first.
+        # torch 2.13 frees nodes that Python has accessed recursively, and tens of thousands of them
+        # overflow the stack. These references free them one by one, last first, after the model's
+        # output.
         self._deep_nodes: list[Any] = []
 
-    # -- what no operation made
+    # -- inputs, outputs, parameters
 
     def add_source(self, operation: Operation, tensor: Tensor) -> int:
-        """An entry that no operation made: an input or a buffer."""
+        """Adds an input or buffer as an entry; returns its number."""
         entry = self._add_boundary(operation, tensor, ())
         self._entry_of_id[id(tensor)] = entry
         self._note_inner(entry, tensor)
@@ -91,7 +91,7 @@ class Rows(TensorEntries):
         return entry
 
     def add_output(self, tensor: Tensor) -> int:
-        """An entry for a tensor that the model returns."""
+        """Adds an output of the model as an entry; returns its number."""
         reference = self.meet(tensor)
         if self.gradients is not None:
             self.watch_arguments((tensor,), None)
@@ -123,9 +123,7 @@ class Rows(TensorEntries):
         return self._saves if isinstance(self._saves, bool) else entry in self._saves
 
     def add_outside(self, tensor: Tensor) -> int:
-        """A tensor that is no entry, but that the log must know when it meets it: a parameter or a
-        constant.
-        """
+        """Adds a parameter or constant, which is no entry; returns its number (negative)."""
         self.outside.append(tensor)
         number = -len(self.outside)
         self._entry_of_id[id(tensor)] = number
@@ -138,7 +136,7 @@ class Rows(TensorEntries):
             self.observer.add(number, tensor)
         return number
 
-    # -- what operations make
+    # -- operations
 
     def append(
         self,
@@ -149,15 +147,17 @@ class Rows(TensorEntries):
         is_finished: bool = True,
         is_end: bool = False,
     ) -> None:
-        """A row for `tensor`: its value is to come if not `is_finished`; it stays what it was if
-        the call `is_end`.
+        """Adds a row for `tensor`.
+
+        If not `is_finished`, the value comes later. With `is_end`, the tensor keeps its earlier
+        entry.
         """
         self.complete()
         entry = len(self.rows)
         saves = self._is_saved(entry)
         if self._keeps_args and saves:
             self.saved_args[entry] = self._kept_args or self._keep_args(call.args, call.kwargs)
-        # No tensor must be kept alive, nor a list that the model may yet change.
+        # The row must not keep tensors alive, nor refer to lists that the model may change.
         args, kwargs = call.args, call.kwargs
         if type(call.references) is dict:
             args, kwargs = without_tensors(args), without_tensors(kwargs)
@@ -188,8 +188,9 @@ class Rows(TensorEntries):
         is_end: bool = False,
         each_reads: Sequence[References] = (),
     ) -> None:
-        """Several results, or none but what was written. `each_reads` where not all read all that
-        the call was given.
+        """Adds a row for each result, or for each written tensor if there is no result.
+
+        `each_reads` has the references of each row if they differ.
         """
         operation = call.operation
         first = len(self.rows)
@@ -211,9 +212,8 @@ class Rows(TensorEntries):
                     is_end,
                 )
         if written and len(self.rows) > first:
-            if (
-                operation.is_inplace and operation.kind is Kind.OPERATION
-            ):  # autograd does not see a collective write
+            # autograd does not record the write of a collective.
+            if operation.is_inplace and operation.kind is Kind.OPERATION:
                 self._note_changed(first, written, call)
             self._note_writes(first, written)
         self._kept_args = None
@@ -221,9 +221,9 @@ class Rows(TensorEntries):
     def append_short(
         self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool = False
     ) -> None:
-        """As `append`, for a plain tensor that a call made which goes the short way.
+        """Fast path of `append`, for a plain tensor; `fields` are the first nine of its row.
 
-        `fields` are the first nine of its row. If all is saved, the others can wait.
+        If all values are saved, `complete` adds the other fields.
         """
         if not self.saves_all:
             self._append_unsaved(fields, tensor, is_written)
@@ -244,7 +244,7 @@ class Rows(TensorEntries):
         memory.versions.append(version)
 
     def append_several(self, fields: tuple[Any, ...], results: Any) -> bool:
-        """`append_short` for each of several results; False if they are not plain tensors."""
+        """Calls `append_short` for each result; returns False if they are not all plain tensors."""
         if not isinstance(results, _SEVERAL):
             return False
         if not _ONLY_TENSORS.issuperset(map(type, results)):
@@ -254,7 +254,7 @@ class Rows(TensorEntries):
         return True
 
     def _append_unsaved(self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool) -> None:
-        """As `append_short`; but the tensor may die, so its row is complete at once."""
+        """As `append_short`, with a complete row, because the tensor may die."""
         rows = self.rows
         entry = len(rows)
         if self._saves and self._is_saved(entry):
@@ -263,8 +263,8 @@ class Rows(TensorEntries):
         before = self._entry_of_id.setdefault(id(tensor), entry)
         if before != entry:
             origin = self._origin_of(before)
-            is_other = origin is not None and origin() is not tensor  # which is gone, with its id
-            if is_other or before >= 0:  # a parameter stays one
+            is_other = origin is not None and origin() is not tensor  # its id was reused
+            if is_other or before >= 0:  # parameters keep their number
                 self._entry_of_id[id(tensor)] = entry
             if before >= 0 and not is_other and not is_written:
                 self._hand_back(tensor, entry, before)
@@ -278,9 +278,9 @@ class Rows(TensorEntries):
         self.memory.add_unsaved(entry, tensor, storage)
 
     def complete(self) -> None:
-        """Completes the rows that the short way left unfinished.
+        """Completes the rows that the fast path left incomplete.
 
-        Until something is written to, all that they lack can still be read from the tensors.
+        Until the next write, the missing fields can be read from the tensors.
         """
         rows, values, storages = self.rows, self.memory.values, self.memory.storages
         for entry in range(len(storages), len(rows)):
@@ -289,7 +289,7 @@ class Rows(TensorEntries):
                 node = tensor.grad_fn
                 shape, storage = tensor.shape, tensor.untyped_storage()._cdata
                 name = None if node is None else type(node).__name__
-            except (NotImplementedError, RuntimeError):  # a kind of tensor that lacks one of these
+            except (NotImplementedError, RuntimeError):  # a kind of tensor without some of these
                 shape, storage, name = shape_of(tensor), storage_of(tensor), _node_name(tensor)
             rows[entry] = make_row((*rows[entry], shape, tensor.dtype, name))
             storages.append(storage)
@@ -301,12 +301,10 @@ class Rows(TensorEntries):
             self._deep_nodes.append(node)
         return _node_name(tensor)
 
-    # -- what they write
+    # -- writes
 
     def _note_view(self, entry: int, tensor: Tensor, references: References) -> None:
-        """Tells the gradients of an entry that is a view, and which of the entries it was given it
-        looks at.
-        """
+        """Registers a view and its parent, the first referenced entry in the same storage."""
         assert self.gradients is not None
         if tensor.requires_grad and tensor._is_view():
             storage, storages = self.memory.storages[entry], self.memory.storages
@@ -317,9 +315,7 @@ class Rows(TensorEntries):
             self.gradients.views.add(entry, parent, storage, region_of(tensor))
 
     def _note_changed(self, first: int, written: Sequence[Tensor], call: MadeCall) -> None:
-        """An in-place operation made the entries from `first` on of what it wrote to; some write to
-        several tensors.
-        """
+        """Registers the writes of an in-place operation; its entries start at `first`."""
         if len(written) == 1:
             self.note_slice(first, written[0], _changed_entry(call))
             return
@@ -332,23 +328,20 @@ class Rows(TensorEntries):
                 )
 
     def note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
-        """Entry `entry` wrote to `tensor`, which `before` was until then: if it is a view, its base
-        has the gradient.
+        """Registers a write that turned entry `before` into `entry`; a view's gradient comes via
+        its base.
         """
         part = slice_written(entry, tensor, before)
         if part is None and tensor._is_view():
             self.hidden_writes.add(entry)
         if part is not None and self.gradients is not None:
             self.gradients.watch_write(part)
-        elif (
-            part is not None and self.memory.values[entry] is tensor
-        ):  # kept no longer than the tensor itself
+        # The slice is kept no longer than the tensor itself.
+        elif part is not None and self.memory.values[entry] is tensor:
             self.slices.append(part._replace(is_base_known=self.entry_of(tensor._base) is not None))
 
     def _note_writes(self, first: int, written: Sequence[Tensor]) -> None:
-        """Each written tensor was written by the entry that it now is; by the call's first where it
-        is no result.
-        """
+        """Records the writer of each written tensor: its entry, or `first` if it is no result."""
         for tensor in written:
             entry = self.entry_of(tensor)
             entry = first if entry is None or entry < first else entry
@@ -359,7 +352,9 @@ class Rows(TensorEntries):
     # -- arguments
 
     def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
-        """Which of the arguments, nested and named ones too, are entries or parameters."""
+        """Maps the position of each tensor argument to its entry or parameter; adds unknown
+        tensors.
+        """
         found = {}
         if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
             self.memory.before_random(kwargs["generator"])
@@ -380,9 +375,7 @@ class Rows(TensorEntries):
         return self.add_outside(tensor) if number is None else number
 
     def watch_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Before tensors are read: views among them may have got another place in autograd's graph
-        since.
-        """
+        """Hooks the arguments that are views, whose autograd node may have changed."""
         assert self.gradients is not None
         for _, tensor in plain_tensors((args, kwargs)):
             if tensor.requires_grad and tensor._is_view():
@@ -391,9 +384,7 @@ class Rows(TensorEntries):
                     self.gradients.watch_again(entry, tensor, len(self.rows))
 
     def _keep_args(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
-        """The arguments as they are at the call, copied like saved values when their memory is
-        written.
-        """
+        """The arguments of the call; their tensors are copied before their memory is written."""
 
         def keep(tensor: Tensor) -> list[Tensor]:
             holder = Kept([tensor])
@@ -402,22 +393,22 @@ class Rows(TensorEntries):
 
         return same_with(args, keep), same_with(kwargs or {}, keep)
 
-    # -- what comes late
+    # -- completion
 
     def finish_entries(self, entries: Sequence[int]) -> None:
-        """What the entries were waiting for is there."""
+        """Saves the values of finished asynchronous operations."""
         self.complete()
         for entry, tensor in self.memory.finish(entries):
             if self.observer is not None:
                 self.observer.add(entry, tensor)
 
     def drop_entries(self, entries: Sequence[int]) -> None:
-        """The entries will never know their value."""
+        """Marks the values of these entries as unavailable."""
         self.memory.drop(entries)
 
     def finish(self, outliving: Sequence[Tensor], wanted: Container[int] | None = None) -> None:
-        """The pass is over: lets go of arguments and of values that are not `wanted`, copies what
-        must not change.
+        """Ends the pass: discards arguments and unwanted values, copies values shared with
+        `outliving`.
         """
         self.memory.cut(len(self.rows))
         del self.rows[len(self.memory.values) :]
@@ -432,13 +423,13 @@ class Rows(TensorEntries):
 def _node_name(tensor: Tensor) -> str | None:
     try:
         node = tensor.grad_fn
-    except RuntimeError:  # one of several views whose base was written behind autograd's back
+    except RuntimeError:  # one of several views of one call, whose base was written since
         return None
     return None if node is None else type(node).__name__
 
 
 def _changed_entry(call: MadeCall) -> int | None:
-    """The entry that an in-place operation took as the tensor it changes."""
+    """The entry of the tensor that an in-place operation modifies."""
     if isinstance(call.references, dict):
         return call.references.get(0, call.references.get(call.operation.name_of(0)))
     return call.references[0]

@@ -48,10 +48,10 @@ from torchlens.errors import NestedLogError
 
 
 class Session:
-    """Runs a model once and holds what was recorded, also if it raised.
+    """Runs a model once and holds the recording, even if the model raises.
 
-    After `run`, `recording` is complete; after an exception in `run` it is what there was until
-    then. An observer sees more of each call than the log keeps.
+    After an exception in `run`, `recording` holds everything up to the exception. An observer
+    receives more of each call than the log keeps.
     """
 
     def __init__(
@@ -128,28 +128,25 @@ class Session:
         except BaseException as error:
             self._recorder.failures.settle(error)
             outliving += finish_collectives(self._recorder)
-            self._afterwards = (
-                Afterwards()
-            )  # the traceback holds this session, and the session what was computed
+            # The traceback refers to this session, and the session to what was computed.
+            self._afterwards = Afterwards()
             raise
         finally:
             try:
                 self._settle(outliving)
-            except BaseException:  # an interrupt (Ctrl-C) that cut it short; it is safe to repeat
+            except BaseException:  # interrupted by Ctrl-C; `_settle` may be called again
                 self._settle(outliving)
                 raise
             self._seconds_total = perf_counter() - start
 
     def _run_logged(self, args: list[Any], kwargs: dict[str, Any], started: float) -> Any:
-        """The part in which torch is patched.
+        """Runs the model while torch is patched.
 
-        Undoing is safe to repeat, and stands twice: an interrupt (Ctrl-C) can cut short one of the
-        two, not both.
+        The clean-up may be repeated, and is called twice: Ctrl-C can interrupt only one of the two.
         """
-        compiled = self._parts.compiled  # they run their source while being logged
-        self._tracker.on_compile = partial(
-            begin_eager, self._recorder
-        )  # not self: nothing may point in a circle
+        compiled = self._parts.compiled  # compiled modules run eagerly during a log
+        # Not bound to self, to avoid a reference cycle.
+        self._tracker.on_compile = partial(begin_eager, self._recorder)
         try:
             if is_compiler_there():
                 begin_eager(self._recorder)
@@ -185,8 +182,8 @@ class Session:
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
     def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls the model and has it compute all that it returns. Who runs a model in another way
-        overrides it.
+        """Calls the model and computes lazy results; subclasses override it to run a model
+        differently.
         """
         return finished(self.model(*args, **kwargs))
 
@@ -200,7 +197,9 @@ class Session:
         end_eager(self._recorder)
 
     def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """Learns the parameters, makes entries of inputs and buffers; returns them all."""
+        """Registers parameters, and adds inputs and buffers as entries; returns all of these
+        tensors.
+        """
         recorder, parts = self._recorder, self._parts
         pairs = list(parameter_pairs(parts.modules))
         in_pieces = {id(pair.whole): pair.parameter for pair in pairs}
@@ -229,8 +228,8 @@ class Session:
         return sources
 
     def restore_memory(self) -> None:
-        """Puts inputs and the model's tensors back as they were before the pass (needs
-        `keeps_undo`).
+        """Restores inputs and the model's tensors to their state before the pass; needs
+        `keeps_undo`.
         """
         self._memory.restore()
         for buffers, before in self._bound_buffers:
@@ -242,9 +241,7 @@ class Session:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether an output of a module in `saved_modules` was written to before the module
-        returned it.
-        """
+        """True if a saved output of a module may be wrong, see ModuleTracker."""
         return self._tracker.is_uncertain
 
     @property
@@ -254,7 +251,7 @@ class Session:
 
     @property
     def recording(self) -> Recording:
-        """What was recorded."""
+        """The recording of the pass."""
         recorder, memory, tracker, parts = self._recorder, self._memory, self._tracker, self._parts
         return Recording(
             model_name=parts.classes[""],
@@ -301,7 +298,7 @@ class Session:
 
 
 class Runnable(Protocol):
-    """What runs a model once, of whatever framework, and holds what was recorded."""
+    """Runs a model of any framework once and holds the recording."""
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
 
@@ -317,16 +314,15 @@ def session_of(model: Any, options: CaptureOptions) -> Runnable:
     return Session(model, options)
 
 
-# -- results that are computed when the model has returned
+# -- lazy results
 
 _LAZY = (map, filter, zip)
 
 
 def finished(result: Any) -> Any:
-    """What a model returned, computed to its end: of a generator and its like, the list of what it
-    yields.
+    """Computes a lazy result of a model: a generator becomes the list of its items.
 
-    A model that streams its output does nothing at all before the output is read.
+    A model that streams its output computes nothing before the output is read.
     """
     if inspect.isgenerator(result) or isinstance(result, _LAZY):
         return list(result)
@@ -342,11 +338,9 @@ async def _list_of(items: AsyncIterator[Any]) -> list[Any]:
 
 
 def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine in an event loop of its own; inside another loop, as in a notebook, step by
-    step without one.
-    """
+    """Runs a coroutine in a new event loop; inside a running loop (a notebook), without one."""
     if asyncio._get_running_loop() is None:
-        loop = asyncio.new_event_loop()  # not `asyncio.run`, which takes the thread's loop away
+        loop = asyncio.new_event_loop()  # `asyncio.run` would reset the thread's loop
         try:
             return loop.run_until_complete(coroutine)
         finally:
@@ -365,7 +359,6 @@ def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 # -- random numbers
-# --------------------------------------------------------------------------------------------------
 
 
 def seed_generators(seed: int) -> None:
@@ -376,7 +369,7 @@ def seed_generators(seed: int) -> None:
 
 
 def generator_states() -> tuple[Any, ...]:
-    """The state of every generator that `restore_generators` puts back."""
+    """The state of each generator that `restore_generators` restores."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), devices
 

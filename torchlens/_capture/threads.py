@@ -1,14 +1,14 @@
-"""Threads that the model starts, and jobs that it gives to a pool, log into the same recording.
+"""Logs threads that the model starts, and jobs it submits to a pool, in the same recording.
 
-torch reports to a mode the calls of its own thread alone. So each such thread or job, a branch,
-gets a recorder and a tracker of its own, made where it begins. They share what is written down, and
-take turns at writing; but not while a call runs: it may wait for another thread. A log without
-threads pays nothing for all this: the first branch changes the classes of both.
+torch reports only calls of the thread that entered the mode. So each such thread or job, a branch,
+gets its own recorder and tracker when it starts. They share the recording and write to it under a
+lock, which is released while a call runs, since it may wait for another thread. Logs without
+threads have no overhead: the first branch changes the classes of recorder and tracker.
 
-Rows and module calls stand in the order in which they were written, which differs from run to run.
-The branch that wrote each is noted: module calls are put in the order of the program here, when the
-pass is over; rows by the graph. A thread that runs on after that is unlogged. So are the threads of
-a pool outside their jobs: they may work for others as well, and go on when the log has ended.
+The order of rows and module calls is the order of writing, which differs between runs. Each is
+tagged with its branch; `order_module_calls` puts module calls in program order after the pass, and
+the graph does so with rows. A thread that outlives the pass is not logged from then on. Pool
+threads are not logged outside their jobs: they may work for other code and outlive the log.
 """
 
 import copy
@@ -36,25 +36,25 @@ from torchlens._recording.recording import Branch, MadeCall, in_program_order
 
 
 class _Over(BaseException):
-    """The pass ended while a call ran in another thread: its result is for the model alone."""
+    """The pass ended while a call ran in another thread; its result is not recorded."""
 
     def __init__(self, result: Any) -> None:
         self.result = result
 
 
 class _Threads:
-    """What the branches of one log share. The first of them is the thread of the log itself."""
+    """The state that the branches of one log share; branch 0 is the thread of the log."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.is_over = False
         self.rows: list[Branch] = []
         self.module_calls: list[Branch] = []
-        self.live: set[ModuleTracker] = set()  # of threads that run, or are to
+        self.live: set[ModuleTracker] = set()  # trackers of running or pending threads
 
 
 class _Pending(threading.local):
-    """The call that the current thread's recorder is about to make."""
+    """The call that the recorder of the current thread is about to make."""
 
     threads: _Threads
     func: Callable[..., Any]
@@ -64,7 +64,7 @@ _pending = _Pending()
 
 
 def _call_unlocked(*args: Any, **kwargs: Any) -> Any:
-    """Makes the pending call while others may write."""
+    """Makes the pending call with the lock released."""
     threads, func = _pending.threads, _pending.func
     lock: Any = threads.lock
     held = lock._release_save()
@@ -81,14 +81,14 @@ KNOWN_OPERATIONS[_call_unlocked] = Operation(_call_unlocked, "call", "call")
 
 
 class _RecorderTakingTurns(Recorder):
-    """What a recorder does differently once there are several."""
+    """Mixin: a recorder that shares its recording with other threads."""
 
     threads: _Threads
     branch: int
-    _num_rows_before: int  # of its own, when the call began that is under way
+    _num_rows_before: int  # rows of this branch when the current call began
 
     def is_on(self) -> bool:
-        """As in Recorder; no longer when the pass is over."""
+        """As in Recorder; False after the pass."""
         return not self.threads.is_over and super().is_on()
 
     def __torch_function__(
@@ -128,8 +128,9 @@ class _RecorderTakingTurns(Recorder):
         return func(*args, **(kwargs or {}))
 
     def append(self, call: MadeCall, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """As in Recorder; notes whose row it is. The thread of the log itself may write on when the
-        model has returned.
+        """As in Recorder; tags the row with its branch.
+
+        Branch 0 still adds outputs after the model has returned.
         """
         with self.threads.lock:
             if not self.branch or not self.threads.is_over:
@@ -137,7 +138,7 @@ class _RecorderTakingTurns(Recorder):
                 super().append(call, tensor, *args, **kwargs)
 
     def append_results(self, *args: Any, **kwargs: Any) -> None:
-        """As in Recorder: the rows of one call stand together."""
+        """As in Recorder; the rows of one call stay together."""
         with self.threads.lock:
             super().append_results(*args, **kwargs)
 
@@ -158,7 +159,7 @@ class _RecorderTakingTurns(Recorder):
             return super().begin_observed(*args, **kwargs)
 
     def end_observed(self, call: ObservedCall | None, result: Any) -> None:
-        """As in Recorder; others may have written since the call began."""
+        """As in Recorder; other threads may have added rows since the call began."""
         with self.threads.lock:
             if (
                 call is not None
@@ -173,7 +174,7 @@ class _RecorderTakingTurns(Recorder):
 
 
 class _TrackerTakingTurns(ModuleTracker):
-    """What a tracker does differently once there are several."""
+    """Mixin: a tracker that shares its recording with other threads."""
 
     threads: _Threads
     branch: int
@@ -181,7 +182,7 @@ class _TrackerTakingTurns(ModuleTracker):
     def enter(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 2
     ) -> int | None:
-        """As in ModuleTracker; notes whose call it is."""
+        """As in ModuleTracker; tags the call with its branch."""
         with self.threads.lock:
             call = super().enter(module, args, kwargs, depth + 1)
             if call:
@@ -199,16 +200,14 @@ _CLASSES: dict[type, type] = {}
 
 
 def _taking_turns(mixin: type, kind: type) -> type:
-    """The class that is for several threads what `kind` is for one."""
+    """The subclass of `kind` with the mixin for several threads."""
     if kind not in _CLASSES:
         _CLASSES[kind] = type(f"{kind.__name__}TakingTurns", (mixin, kind), {})
     return _CLASSES[kind]
 
 
 def branch_off(tracker: ModuleTracker) -> ModuleTracker:
-    """What a thread or job is to log with that begins where the current thread is; `tracker` is
-    what this one logs with.
-    """
+    """A tracker for a thread or job that starts here; `tracker` is that of the current thread."""
     if not isinstance(tracker, _TrackerTakingTurns):
         _share(tracker)
     assert isinstance(tracker, _TrackerTakingTurns)
@@ -230,7 +229,7 @@ def branch_off(tracker: ModuleTracker) -> ModuleTracker:
 
 
 def _share(tracker: Any) -> None:
-    """Lets a tracker and a recorder that were alone take turns from now on."""
+    """Converts a tracker and its recorder to share their recording with other threads."""
     recorder = tracker.recorder
     recorder.share()
     tracker.share()
@@ -243,12 +242,11 @@ def _share(tracker: Any) -> None:
 
 
 def run_branch(tracker: ModuleTracker, current: Any, run: Callable[[], Any]) -> Any:
-    """Runs a branch, in its own thread; `current` is where patched functions find what the thread
-    logs with.
-    """
+    """Runs a branch in its thread; `current` holds the tracker that patched functions use."""
     assert isinstance(tracker, _TrackerTakingTurns)
     threads, recorder = tracker.threads, tracker.recorder
-    if current.tracker is not None or threads.is_over:  # run by a thread that logs, or too late
+    # In a thread that already logs, or after the pass.
+    if current.tracker is not None or threads.is_over:
         return run()
     try:
         current.tracker = tracker
@@ -265,13 +263,12 @@ def run_branch(tracker: ModuleTracker, current: Any, run: Callable[[], Any]) -> 
 
 
 def is_over(tracker: ModuleTracker) -> bool:
-    """Whether `tracker` belongs to a pass that has ended, and a thread of it goes on."""
+    """True if `tracker` belongs to a thread that outlived its pass."""
     return isinstance(tracker, _TrackerTakingTurns) and tracker.threads.is_over
 
 
 def end_branches(tracker: ModuleTracker) -> None:
-    """The pass is over: threads that still run have nothing to do with it any more, and hold none
-    of it.
+    """Detaches threads that still run after the pass, and releases what they hold.
 
     May be called again.
     """
@@ -286,14 +283,12 @@ def end_branches(tracker: ModuleTracker) -> None:
 
 
 def row_branches(tracker: ModuleTracker) -> list[Branch]:
-    """Who wrote which rows; empty where there was one thread."""
+    """The branches with the rows of each; [] if there was one thread."""
     return tracker.threads.rows if isinstance(tracker, _TrackerTakingTurns) else []
 
 
 def order_module_calls(tracker: ModuleTracker) -> None:
-    """Puts the module calls of a pass that is over into the order of the program. May be called
-    again.
-    """
+    """Puts the module calls of a finished pass in program order. May be called again."""
     if not isinstance(tracker, _TrackerTakingTurns) or not tracker.threads.module_calls:
         return
     recorder, failures = tracker.recorder, tracker.recorder.failures
@@ -311,7 +306,7 @@ def order_module_calls(tracker: ModuleTracker) -> None:
         failures.failure = replace(
             failures.failure, module_call=place_of[failures.failure.module_call]
         )
-    tracker.threads.module_calls = []  # done, whatever interrupt may come now
+    tracker.threads.module_calls = []  # done, even if an interrupt follows
     recorder.module_calls, recorder.rows[:], tracker.entries, tracker.exits = (
         calls,
         rows,
@@ -326,7 +321,7 @@ _start, _submit = threading.Thread.start, futures.ThreadPoolExecutor.submit
 
 
 def _branch() -> ModuleTracker | None:
-    """What a thread is to log with that begins here; None if it is to run unlogged."""
+    """A tracker for a thread that starts here; None if it is not logged."""
     tracker = CURRENT.tracker
     return branch_off(tracker) if tracker is not None and tracker.recorder.is_on() else None
 
@@ -338,7 +333,7 @@ def _run_job(
 
 
 def _run_one_of_many(branch: ModuleTracker, function: Callable[..., Any], /, *args: Any) -> Any:
-    """A function that a pool calls with one item after the other, in several threads at once."""
+    """Runs one item of a pool's map as a branch; items run in several threads at once."""
     return _run_job(branch_off(branch), function, *args)
 
 
@@ -372,9 +367,7 @@ def _patched_submit(self: Any, function: Callable[..., Any], /, *args: Any, **kw
 
 
 def _pool_method(name: str, run: Callable[..., Any]) -> Patch:
-    """A patch of a method of `ThreadPool` that is given a function and calls it in its threads by
-    way of `run`.
-    """
+    """A patch of a `ThreadPool` method that calls its function argument through `run`."""
     original = getattr(pool.ThreadPool, name)
 
     def method(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,9 @@
-"""Entries for what torch does not report to the recorder.
+"""Entries for calls and tensors that torch does not report to the recorder.
 
-Some calls are recorded as one operation, whatever happens inside. Some tensors turn up without
-having been seen made: one that a module keeps as a plain attribute becomes an entry, like a buffer;
-one whose class wraps others, such as a masked tensor, becomes an entry with those as parents; and
-one taken out of a wrapper becomes an entry with the wrapper as its parent. All others (tensors in
-closures, globals, legacy constructors) stay unknown.
+An opaque call is recorded as one operation, whatever it calls. An unknown tensor becomes an entry
+in three cases: if a module keeps it as a plain attribute (like a buffer), if its class wraps other
+tensors, such as a masked tensor (they are its parents), or if it was taken out of a wrapper (its
+parent). All others (tensors in closures, globals, legacy constructors) stay unknown.
 """
 
 import sys
@@ -40,9 +39,9 @@ def record_opaque(
     arguments: Any,
     captured: Iterable[int] = (),
 ) -> Any:
-    """Records `run()` as one operation: of the calls inside it, only what they read counts.
+    """Records `run()` as one operation; of the calls inside it, only the entries they read count.
 
-    `captured` are entries and parameters that it is known to read.
+    `captured` are further entries and parameters that it reads.
     """
     operation, frame = named_operation(name, func), sys._getframe(2)
     with torch._C.DisableTorchFunction():
@@ -77,7 +76,7 @@ def record_opaque(
 
 
 def record_identity(recorder: Recorder, tensor: Tensor) -> int:
-    """An entry for a tensor that a module handed back as it got it."""
+    """Adds an entry for a tensor that a module returned unchanged."""
     entry, entry_before = len(recorder.rows), recorder.entry_of(tensor)
     with torch._C.DisableTorchFunction():
         observed = recorder.begin_observed(
@@ -100,7 +99,7 @@ def record_made(
     kwargs: dict[str, Any],
     tensor: Tensor,
 ) -> None:
-    """An entry for a tensor that `func` has made just now."""
+    """Adds an entry for a tensor that `func` has just made."""
     operation, place = KNOWN_OPERATIONS[func], recorder.user_code(sys._getframe(2))
     with torch._C.DisableTorchFunction():
         references = recorder.references_to(args, kwargs)
@@ -124,13 +123,12 @@ def tie_function(
     first: int,
     before: Sequence[int | None],
 ) -> None:
-    """After a custom autograd function: its outputs got their place in autograd's graph only when
-    it returned.
+    """Links the outputs of a custom autograd function, whose nodes exist only after it returned.
 
-    An output that no recorded operation made, or that does not lead back to anything before the
-    function (it went through numpy, say), gets an entry of the function itself, with the function's
-    arguments as parents. `before` are the entries that the arguments were, and `first` is the first
-    that the function made.
+    An output becomes an entry of the function, with its arguments as parents, if no recorded
+    operation made it, or if its ancestors do not lead back to before the function (it went through
+    numpy, say). `before` are the arguments' entries before the call, and `first` is the first entry
+    that the call made.
     """
     place = recorder.user_code(sys._getframe(2))
     operation = named_operation(name, func)
@@ -150,18 +148,16 @@ def tie_function(
                     own_before = [
                         known for arg, known in zip(args, before, strict=True) if tensor is arg
                     ]
-                    is_argument = bool(own_before)  # that the function wrote to (`mark_dirty`)
+                    is_argument = bool(own_before)  # see `mark_dirty`
                     if is_argument and tensor._is_view():
                         recorder.note_slice(entry, tensor, own_before[0])
                     elif recorder.gradients is not None:
-                        if (
-                            is_argument
-                        ):  # when it was written to, it had the place of what it was before
+                        if is_argument:
+                            # The write was hooked at the node of the earlier entry.
                             recorder.gradients.gradients.forget_reaching(entry)
                         recorder.gradients.watch(entry, tensor)
-                    if (
-                        is_argument and recorder.memory.values[entry] is tensor
-                    ):  # marking it counts as another write
+                    if is_argument and recorder.memory.values[entry] is tensor:
+                        # `mark_dirty` raises the version once more.
                         recorder.memory.versions[entry] = version_of(tensor)
                 continue
             read = _read_inside(recorder, tensor, first) or references
@@ -171,18 +167,14 @@ def tie_function(
 
 
 def _read_inside(recorder: Recorder, tensor: Tensor, first: int) -> References:
-    """Of an output that stands for another tensor, which the function computed: what made that
-    one.
-    """
+    """Refers a wrapper output to the entry of its inner tensor, if the function made it."""
     inner = inner_of(tensor)
     entry = None if inner is None else recorder.entry_of(inner)
     return {} if entry is None or entry < first else {("captured", entry): entry}
 
 
 def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:
-    """Whether an entry made since `first` was computed from one made before, a parameter or an
-    attribute.
-    """
+    """True if an entry since `first` depends on an earlier entry, a parameter or an attribute."""
     pending, seen = [entry], {entry}
     while pending:
         references = recorder.rows[pending.pop()].references
@@ -196,15 +188,15 @@ def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:
 
 
 class UnseenTensors:
-    """Makes entries for such tensors when they first occur."""
+    """Makes entries for unknown tensors when they first occur."""
 
     def __init__(self, attributes: Attributes) -> None:
         self._attributes = attributes
-        # Attributes that were met: address, entry, tensor.
+        # Attribute tensors found so far: address, entry, tensor.
         self.met: list[tuple[str, int, Tensor]] = []
 
     def meet(self, recorder: Recorder, tensor: Tensor) -> int | None:
-        """The entry that the tensor becomes; None if it stays unknown."""
+        """The new entry of an unknown tensor; None if it stays unknown."""
         with torch._C.DisableTorchFunction():
             address = self._attributes.address_of(tensor)
             if address is not None:
@@ -222,9 +214,7 @@ class UnseenTensors:
 
 
 def is_of_unseen(operation: Operation) -> bool:
-    """Whether an entry stands for a tensor that holds others, or that another one holds: no call
-    made it.
-    """
+    """True if an entry is a wrapper or an unwrapped tensor, which no recorded call made."""
     func: Any = operation.func
     is_wrapper = (
         isinstance(func, type)
@@ -235,7 +225,7 @@ def is_of_unseen(operation: Operation) -> bool:
 
 
 def _unwrapped(recorder: Recorder, tensor: Tensor) -> int | None:
-    """An entry for a tensor that another one holds."""
+    """An entry for a tensor that a wrapper holds; None if no known wrapper holds it."""
     holder, name, held = recorder.held.get(id(tensor), (0, "", None))
     if held is None or held() is not tensor:
         return None
@@ -243,7 +233,7 @@ def _unwrapped(recorder: Recorder, tensor: Tensor) -> int | None:
 
 
 def _wrapped(recorder: Recorder, tensor: Tensor) -> int | None:
-    """An entry for a tensor that its class made around others, if the log knows one of them."""
+    """An entry for a wrapper; None if none of the tensors in it is known."""
     inside = tuple(part for part in vars(tensor).values() if isinstance(part, Tensor))
     references = tuple(recorder.entry_of(part) for part in inside)
     if all(reference is None for reference in references):

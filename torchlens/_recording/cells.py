@@ -1,17 +1,15 @@
-"""Memory divided into cells: bytes that belong to the same regions form one cell, whether four or a
-million.
+"""Divides memory into cells: bytes in the same set of regions form one cell, however many.
 
-The cells of a storage are the elements of a small array, and a region is a part of that array, to
-be read and written at once. Regular regions (rows, columns, blocks, every second element) are
-boxes, and it does not matter how large they are. Where some are not (a diagonal), all are taken
-apart into runs of bytes. Where those would be too many, an irregular region is taken for all that
-lies between its first and its last byte, and is said to be inexact.
+The cells of a storage are the elements of a small array, and a region is an index into that array.
+Regular regions (rows, columns, blocks, every second element) become boxes, at a cost independent of
+their size. If some regions are irregular (a diagonal), all are split into runs of bytes. If that
+gives too many runs, an irregular region is replaced by the interval from its first to its last
+byte, and marked as inexact.
 
-Boxes come from a lattice, which is memory seen as a box with several axes. The number of a byte is
-written in mixed digits, like a time in hours, minutes and seconds: for the strides 1, 4 and 40,
-byte 126 is (2, 1, 3), being 2 + 1 * 4 + 3 * 40. The rows, columns, blocks and steps of a tensor
-whose strides are among those of the lattice are then boxes: on each axis, a range of places with a
-step.
+Boxes are boxes of a lattice, which is memory seen as an array with several axes. A byte number is
+written in mixed radix, like hours, minutes and seconds: with strides 1, 4 and 40, byte 126 is (2,
+1, 3), because 2 + 1 * 4 + 3 * 40 = 126. A row, column, block or slice of a tensor whose strides are
+among those of the lattice is then a box: a range with a step on each axis.
 """
 
 from collections import Counter
@@ -23,18 +21,16 @@ import numpy as np
 
 from torchlens._recording.regions import Progression, Region
 
-# Of one axis: the first place, the step to the next one, how many there are.
+# Places on one axis: start, step, count.
 Places = tuple[int, int, int]
-# One for each axis of the lattice, the finest axis first.
+# One `Places` for each axis of the lattice, finest axis first.
 Box = tuple[Places, ...]
 
 _MOST_AXES = 12
 
 
 class Lattice:
-    """Turns regions of one storage into boxes. `strides` begin with 1, and each divides the
-    next.
-    """
+    """Converts regions of one storage to boxes. `strides` start with 1; each divides the next."""
 
     def __init__(self, strides: Iterable[int], origin: int) -> None:
         self.strides = tuple(strides)
@@ -42,15 +38,15 @@ class Lattice:
 
     @classmethod
     def of(cls, regions: Iterable[Region]) -> "Lattice":
-        """One in which most of these regions are few boxes."""
+        """A lattice in which most of these regions need few boxes."""
         regions = list(regions)
         origin = min((region.start for region in regions), default=0)
         return cls(_strides_for(regions), origin)
 
     def boxes(self, region: Region, most: float = inf) -> list[Box] | None:
-        """Boxes that together are the region; None if it takes more than `most`.
+        """Boxes whose union is the region; None if it needs more than `most`.
 
-        They may overlap where the region's own elements do.
+        They may overlap if the elements of the region do.
         """
         if not region.num_elements:
             return []
@@ -61,8 +57,10 @@ class Lattice:
     def _place(
         self, offset: int, sides: list[Progression], box: Box, found: list[Box], most: float
     ) -> bool:
-        """Adds the boxes of the region that begins at `offset`; the axes of `box` are done, and
-        `offset` is 0 on them.
+        """Appends the boxes of the region that begins at `offset`; False if there are more than
+        `most`.
+
+        The axes in `box` are finished, and `offset` is 0 on them.
         """
         strides = self.strides
         last = len(strides) - 1
@@ -95,8 +93,8 @@ class Lattice:
         found: list[Box],
         most: float,
     ) -> bool:
-        """As `_place`, for a progression that goes on past the end of its axis: a part, whole
-        turns, another part.
+        """As `_place`, for a progression that exceeds its axis: a partial turn, full turns, a
+        partial turn.
         """
         axis = len(box)
         stride, wider = self.strides[axis : axis + 2]
@@ -130,7 +128,7 @@ class Lattice:
         found: list[Box],
         most: float,
     ) -> bool:
-        """As `_place`, with each place of `side` on its own."""
+        """As `_place`, with one call for each place of `side`."""
         stride, count = side
         if count + len(found) > most:
             return False
@@ -146,9 +144,7 @@ def _count(side: Progression) -> int:
 
 
 def _joined(sides: list[Progression], side: Progression) -> list[Progression]:
-    """`sides` and one more, which is made one with another where the two continue or overlap each
-    other.
-    """
+    """`sides` plus `side`, merged with another one if the two are contiguous or overlap."""
     for other in sides:
         (inner, inner_count), (outer, outer_count) = sorted((other, side))
         if not outer % inner and outer // inner <= inner_count:
@@ -158,10 +154,10 @@ def _joined(sides: list[Progression], side: Progression) -> list[Progression]:
 
 
 def _strides_for(regions: list[Region]) -> list[int]:
-    """Strides that divide each other: the sizes of items, then the strides that most regions have,
-    the largest first.
+    """Lattice strides: item sizes, then the most frequent strides, larger ones first on a tie.
 
-    Of one that does not go with the others, what it has in common with the next larger one.
+    Each must divide, or be divided by, all others. A stride that does not is replaced by its
+    greatest common divisor with the next larger one.
     """
     counts = Counter(
         stride * region.item_bytes
@@ -191,15 +187,15 @@ _MOST_STEPS = 1 << 16  # of one box along an axis
 _MOST_CELLS = 1 << 25
 _MOST_RUNS = 1 << 22  # of all regions together
 
-# What selects some elements of an array.
+# An index into the array of cells.
 Part = tuple[Any, ...]
 
 
 class Cells(NamedTuple):
-    """The cells that regions of one storage divide it into.
+    """The cells into which regions divide a storage.
 
-    `shape` is that of an array with one element for each cell; `parts` has for each region which
-    elements are its own.
+    `shape` is the shape of an array with one element per cell; `parts` maps each region to the
+    indices of its cells.
     """
 
     shape: tuple[int, ...]
@@ -208,7 +204,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(regions: Sequence[Region]) -> Cells:
-    """Divides a storage into cells that are each inside or outside each of the regions."""
+    """Divides a storage into cells, each either inside or outside each region."""
     lattice = Lattice.of(regions)
     boxes: dict[Region, list[Box]] = {}
     odd: list[Region] = []
@@ -231,7 +227,6 @@ def cells_of(regions: Sequence[Region]) -> Cells:
 
 
 # -- boxes
-# --------------------------------------------------------------------------------------------------
 
 
 def _is_too_fine(boxes: list[Box]) -> bool:
@@ -239,7 +234,7 @@ def _is_too_fine(boxes: list[Box]) -> bool:
 
 
 def _from_boxes(boxes: dict[Region, list[Box]], inexact: Iterable[Region] = ()) -> Cells | None:
-    """None if there would be too many."""
+    """The cells for these boxes; None if there are too many."""
     num_axes = max((len(box) for own in boxes.values() for box in own), default=0)
     axes = [_cuts({box[axis] for own in boxes.values() for box in own}) for axis in range(num_axes)]
     if prod(map(len, axes)) > _MOST_CELLS:
@@ -254,9 +249,7 @@ def _from_boxes(boxes: dict[Region, list[Box]], inexact: Iterable[Region] = ()) 
 
 
 def _cuts(sets: set[Places]) -> dict[int, int]:
-    """Where an axis is cut, so that each set of places begins and ends at cuts; with the number of
-    each cut.
-    """
+    """The cuts of an axis, with their numbers; each range starts and ends at a cut."""
     cuts: set[int] = set()
     for start, step, count in sets:
         if step == 1:
@@ -270,7 +263,7 @@ def _cuts(sets: set[Places]) -> dict[int, int]:
 
 
 def _part(box: Box, axes: Sequence[tuple[int, dict[int, int]]]) -> Part:
-    """Which elements a box is in an array with one axis for each of `axes`."""
+    """The index of a box in an array with one axis for each of `axes`."""
     part: list[slice | list[int]] = []
     for axis, cuts in axes:
         start, step, count = box[axis]
@@ -289,7 +282,6 @@ def _part(box: Box, axes: Sequence[tuple[int, dict[int, int]]]) -> Part:
 
 
 # -- runs
-# --------------------------------------------------------------------------------------------------
 
 
 def _num_runs(region: Region) -> int:
@@ -297,7 +289,7 @@ def _num_runs(region: Region) -> int:
 
 
 def _from_runs(regions: Sequence[Region], inexact: Iterable[Region] = ()) -> Cells:
-    """Cells along one axis."""
+    """The cells of these regions along a single axis."""
     inexact = frozenset(inexact)
     runs = {
         region: _runs_of(region.filled() if region in inexact else region) for region in regions
@@ -312,7 +304,7 @@ def _from_runs(regions: Sequence[Region], inexact: Iterable[Region] = ()) -> Cel
 
 
 def _runs_of(region: Region) -> tuple[Any, int]:
-    """Where the runs of bytes of a region begin, and how long they are."""
+    """The starts of a region's runs of bytes, and their common length."""
     if not region.num_elements:
         return np.zeros(0, dtype=np.int64), 0
     (_, length), *sides = region.progressions()
@@ -323,7 +315,7 @@ def _runs_of(region: Region) -> tuple[Any, int]:
 
 
 def _numbers(firsts: Any, ends: Any) -> Any:
-    """All numbers from each first up to its end."""
+    """The union of the ranges from each first to its end."""
     lengths = ends - firsts
     numbers = np.unique(
         np.arange(lengths.sum()) + np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)

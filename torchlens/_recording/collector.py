@@ -26,7 +26,7 @@ _num_moved = [0]
 
 
 def pause_collector(user: object) -> None:
-    """Pauses the collector for `user` (any object of its own)."""
+    """Pauses the collector for `user` (any unique object)."""
     with _lock:
         if not _users:
             _was_enabled[:] = [gc.isenabled()]
@@ -35,7 +35,7 @@ def pause_collector(user: object) -> None:
 
 
 def resume_collector(user: object, may_have_garbage: bool = True) -> None:
-    """Resumes the collector once no user is left. `may_have_garbage` if code of others has run."""
+    """Resumes the collector after its last user; `may_have_garbage` if foreign code has run."""
     with _lock:
         if _users == {user} and _was_enabled == [True]:
             _move_young_objects(may_have_garbage)

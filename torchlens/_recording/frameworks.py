@@ -18,9 +18,7 @@ Model: TypeAlias = (
 
 
 class OtherModel:
-    """A model of another framework, as the rooms above take one: what is called, and who records
-    it.
-    """
+    """Adapter: a callable, and the session that records it."""
 
     name: str
     forward: Callable[..., Any]
@@ -44,9 +42,9 @@ def as_model(model: Any, *inputs: Any) -> Any:
 
 
 def is_for_jax(model: Any, *inputs: Any) -> bool:
-    """Whether JAX is in use, and this is something of it: a callable, or a dict or list of layers.
+    """True if `model` is a JAX callable, or a dict or list of JAX layers.
 
-    A plain function is one where it is given arrays of JAX, or names JAX in its code.
+    A plain function counts if its inputs are JAX arrays, or if its code refers to JAX.
     """
     jax = sys.modules.get("jax")
     if jax is None or isinstance(model, torch.nn.Module | torch.Tensor | type | OtherModel):
@@ -119,7 +117,7 @@ def _is_jax_name(module: str) -> bool:
 
 
 def _holds_layers(model: Any) -> bool:
-    """Whether it is a dict or list, maybe of others, and all in it can be called."""
+    """True for a dict or list, possibly nested, whose items are all callable."""
     if not isinstance(model, Mapping | list | tuple) or not model:
         return False
     items = model.values() if isinstance(model, Mapping) else model

@@ -42,8 +42,7 @@ def argument_names(func: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class StandIn:
-    """In place of something that could not come along into a copy: it prints as that did, and tells
-    why when called.
+    """Replaces a function that could not be copied: has its repr, and raises when called.
 
     >>> StandIn('<function <lambda>>', 'it has no name to be found by')()
     """
@@ -53,9 +52,8 @@ class StandIn:
         self._reason = reason
         self._reference = reference  # by which yet another process may find it
         names = () if reference is None else dict.fromkeys(reference.argument_names)
-        kind = (
-            inspect.Parameter.POSITIONAL_ONLY
-        )  # only these may be named `from`, as torch's `uniform_` has one
+        # Only positional-only parameters may be named `from`, as in torch's `uniform_`.
+        kind = inspect.Parameter.POSITIONAL_ONLY
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def __repr__(self) -> str:
@@ -72,7 +70,7 @@ class StandIn:
 
     @property
     def explanation(self) -> str:
-        """Why it is not there itself."""
+        """The reason why the function is missing."""
         return f"This history is a copy, and {self._text} did not come with it: {self._reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,7 +78,7 @@ class StandIn:
 
 
 class Reference(NamedTuple):
-    """How to find a function again. Without a module it has no name that leads to it."""
+    """The name of a function, to find it in another process; `module` is None if it has none."""
 
     module: str | None
     path: str  # `Tensor.add` for `torch.Tensor.add`
@@ -111,7 +109,7 @@ def reference_to(func: Any) -> Reference:
 
 
 def found_again(reference: Reference) -> Any:
-    """The function, or what stands for it where it is not to be found."""
+    """The function, or a StandIn if it cannot be found."""
     module, path, text, _ = reference
     if module is None:
         reason = (

@@ -11,7 +11,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What the log itself adds.
+# Added by the log.
 BOUNDARIES = _words("""
     buffer identity input output
 """)
@@ -104,7 +104,7 @@ POOLING = _words("""
     upsamplenearestexact2d upsamplenearestexact3d upsampletrilinear3d
 """)
 
-# The same numbers seen in another way; some of them copy where that cannot be done without.
+# Views; some of them copy where no view is possible.
 VIEWS = _words("""
     adjoint alias asstrided atleast1d atleast2d atleast3d broadcastindim broadcasttensors
     broadcastto chunk diagonal dsplit expand expandas flatten getitem h hsplit imag linalgdiagonal
@@ -114,7 +114,7 @@ VIEWS = _words("""
     viewascomplex viewasreal vsplit
 """)
 
-# Numbers put together, repeated, padded or moved.
+# Concatenation, repetition, padding, permutation.
 ARRANGEMENTS = _words("""
     assubclass blockdiag cartesianprod cat channelshuffle chunkcat col2im columnstack combinations
     concat concatenate constantpadnd diag diagembed diagflat dstack fftfftshift fftifftshift flip
@@ -149,7 +149,7 @@ CREATIONS = _words("""
     sparsecsctensor sparsecsrtensor spdiags tensor zero zeros zeroslike
 """)
 
-# Memory that has not been written to yet: its contents mean nothing.
+# Uninitialised memory.
 UNINITIALISED = _words("""
     empty empty2 emptylike emptypermuted emptyquantized emptystrided new newempty newemptystrided
     resize resizeas
@@ -183,16 +183,15 @@ COLLECTIVES = _words("""
     waittensor
 """)
 
-# -- what else is to be said of some of them
-# -----------------------------------------------------------------------------
+# -- properties
 
-# What comes out is what went in, number by number.
+# The output has the same elements as the input.
 SAME_NUMBERS = VIEWS | {"clone", "contiguous", "detach", "identity"}
 
-# What may return the very tensor it was given.
+# Operations that may return their argument itself.
 MAY_RETURN_ARGUMENT = _words("contiguous cpu double dropout float identity output to type typeas")
 
-# The arguments may change places.
+# The order of arguments does not matter.
 COMMUTATIVE = _words("""
     add and bitwiseand bitwiseor bitwisexor eq iadd imul logicaland logicalor logicalxor maximum
     minimum mul multiply ne or output radd rmul xor

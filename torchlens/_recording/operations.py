@@ -23,13 +23,13 @@ class Kind(Enum):
     """What the recorder does with a call."""
 
     OPERATION = "operation"  # runs and leaves a record
-    READ = "read"  # tells something about a tensor; leaves nothing
-    VALUE = "value"  # hands a tensor's elements to Python, to go on from there
-    LEAF = "leaf"  # as READ, but may make the tensor one that gradients are computed for
-    EXPOSURE = "exposure"  # hands out a tensor's memory, to be written who knows when
+    READ = "read"  # reads metadata of a tensor; leaves no row
+    VALUE = "value"  # returns elements of a tensor to Python
+    LEAF = "leaf"  # as READ, but may set `requires_grad`
+    EXPOSURE = "exposure"  # exposes a tensor's memory, which may be written later
     BOOLEAN = "boolean"  # `if tensor:`; marks the tensor it reads
     INLINE = "inline"  # a Python method that ends in operations; those are recorded
-    # done together with other processes: the call begins it, its result comes later
+    # needs other processes; the result comes later
     COLLECTIVE = "collective"
 
 
@@ -86,7 +86,7 @@ def named_operation(name: str, func: Callable[..., Any]) -> Operation:
 
 
 def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    """Stands for the function of an entry that no function made."""
+    """Placeholder function of an entry that no function made."""
     return tensor
 
 
@@ -118,7 +118,7 @@ OPERATOR_NAMES = (
 # Properties of a tensor that are tensors; all others tell about it.
 _TENSOR_PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data"})
 
-# Calls that make no tensor, or hand back the one they were given without having computed anything.
+# Calls that make no tensor, or return their argument without computing.
 _READS = frozenset({
     "__dir__", "__dlpack_device__", "__hash__", "__len__", "__reduce_ex__", "__setstate__",
     "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz",
@@ -132,7 +132,7 @@ _READS = frozenset({
     "storage_type", "stride",
 })  # fmt: skip
 
-# Those that tell what is in it.
+# Calls that read values.
 _VALUES = frozenset({
     "__complex__", "__contains__", "__float__", "__format__", "__index__", "__int__", "__repr__",
     "__str__", "allclose",
@@ -173,14 +173,14 @@ _SILENT_WRITERS: dict[str, tuple[tuple[int, ...], int | None]] = {
 
 
 class _KnownOperations(dict[Callable[..., Any], Operation]):
-    """What is known of each callable, worked out at the first call and remembered."""
+    """Maps each callable to its Operation, computed at the first call."""
 
     def __missing__(self, func: Callable[..., Any]) -> Operation:
         operation = self[func] = _describe(func)
         return operation
 
 
-# Our patches report these two, which are no functions of torch.
+# torchlens's patches report these two; torch does not.
 KNOWN_OPERATIONS = _KnownOperations({
     copy.copy: Operation(copy.copy, "copy", "copy"),
     torch.Tensor: Operation(torch.Tensor, "Tensor", "tensor"),
@@ -208,9 +208,8 @@ def _describe(func: Callable[..., Any]) -> Operation:
         return Operation(func, name, layer_type(name), Kind.INLINE)
     if name == "__setitem__":
         return Operation(func, name, layer_type(name), written=(0,), has_output=False)
-    name = (
-        "__rtruediv__" if name == "__rdiv__" else name.partition(".")[0]
-    )  # what Python calls it; torch kept the old name
+    # Python's name; torch kept the old one.
+    name = "__rtruediv__" if name == "__rdiv__" else name.partition(".")[0]
     if name in _SILENT_WRITERS:
         written, flag = _SILENT_WRITERS[name]
         return Operation(func, name, layer_type(name), written=written, writes_if=flag)
@@ -237,7 +236,7 @@ def _describe_property(func: Any, accessor: str) -> Operation:
 
 
 def _schemas_of(func: Any, name: str) -> list[Any]:
-    """What torch says about the arguments of an operator, for each of its overloads."""
+    """The schemas of an operator, one for each overload."""
     if isinstance(func, torch._ops.OpOverload):
         return [func._schema]
     if isinstance(func, torch._ops.OpOverloadPacket):

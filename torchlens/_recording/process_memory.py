@@ -1,6 +1,6 @@
-"""The memory of this process: what it holds, what is free for it, and reading tensors in place.
+"""The memory of this process: used, available, and tensors read in place.
 
-`tensor.numpy()` would leave a mark: a storage that it was called on, through whatever tensor, can
+`tensor.numpy()` would have a side effect: a storage on which it was called, through any tensor, can
 never be resized again.
 """
 

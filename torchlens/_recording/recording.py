@@ -1,9 +1,9 @@
-"""What a forward pass left behind: plain data, from capture to graph.
+"""The data of a forward pass that capture hands to the graph.
 
-Entries are numbered as they came: the model's inputs, its buffers, one per tensor that an operation
-made, the model's outputs. A reference to an entry is its number. A reference to parameter `k` is
-`-1 - k`; with `k` beyond the parameters it is a tensor that the model found somewhere else (an
-attribute, a closure), told apart only where memory is written.
+Entries are numbered in this order: the model's inputs, its buffers, one per tensor that an
+operation made, the model's outputs. A reference to an entry is its number. A reference to parameter
+`k` is `-1 - k`; a `k` beyond the parameters is a tensor from elsewhere (an attribute, a closure),
+which matters only where memory is written.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,17 +21,15 @@ from torchlens._recording.view_tree import Slice
 
 
 class Branch(NamedTuple):
-    """What one thread, or one job of a pool, wrote into a list. The first branch is the thread that
-    the log began in.
-    """
+    """The items of a list that one thread or pool job wrote; branch 0 is the thread of the log."""
 
-    parent: int  # the branch that began it
-    at: int  # how long the list was then
-    own: list[int]  # the places it wrote, rising; of the first branch: all that no other did
+    parent: int  # the branch that started it
+    at: int  # the length of the list at that time
+    own: list[int]  # indices it wrote, ascending; for branch 0, all that no other branch wrote
 
 
 def in_program_order(branches: Sequence[Branch], length: int) -> list[int]:
-    """The places of the list as if each branch had run to its end where it began."""
+    """The indices of the list, as if each branch had run to its end where it started."""
     if not branches:
         return list(range(length))
     begun: dict[int, list[int]] = {}
@@ -63,8 +61,8 @@ def in_program_order(branches: Sequence[Branch], length: int) -> list[int]:
     return order
 
 
-# Which arguments were which entries: aligned with flat positional arguments, or by location where
-# they are nested or named: position, keyword, or (position or keyword, index, ...).
+# The entries of arguments: a tuple aligned with flat positional arguments, or a dict by location if
+# any is nested or named: position, keyword, or (position or keyword, index, ...).
 References = tuple[int | None, ...] | dict[Any, int]
 
 
@@ -76,7 +74,7 @@ def located(references: References) -> list[tuple[Any, int]]:
 
 
 class MadeCall(NamedTuple):
-    """A call that was made, as it is written down: the first fields of the rows it leaves."""
+    """A call that was made: the first fields of its rows."""
 
     operation: Operation
     args: tuple[Any, ...]
@@ -96,17 +94,17 @@ class Row(NamedTuple):
     kwargs: dict[str, Any] | None
     references: References
     module_call: int  # index into Recording.module_calls
-    code: CodeType | None  # where the user's code called it
+    code: CodeType | None  # the user code that called it
     instruction: int
     seconds: float
-    output_index: int | None  # which of several outputs
+    output_index: int | None  # the index, if there are several outputs
     shape: tuple[int, ...]
     dtype: torch.dtype
     gradfunc: str | None
 
 
 class RowFields(NamedTuple):
-    """The fields of many rows: what each has as its operation, as its arguments, and so on."""
+    """The fields of many rows, by column."""
 
     operation: tuple[Operation, ...]
     args: tuple[tuple[Any, ...], ...]
@@ -126,14 +124,13 @@ class RowFields(NamedTuple):
         return cls._make(zip(*rows, strict=True) if rows else [()] * len(cls._fields))
 
 
-make_call: Callable[[tuple[Any, ...]], MadeCall] = partial(
-    tuple.__new__, MadeCall
-)  # as `_make`, at half the price
+# Faster than `_make`.
+make_call: Callable[[tuple[Any, ...]], MadeCall] = partial(tuple.__new__, MadeCall)
 make_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
 
 
 class ModuleCall(NamedTuple):
-    """One call of one module: which, which pass of it, from inside which other call."""
+    """One call of a module: its address, its pass number, and the enclosing call."""
 
     address: str
     pass_num: int
@@ -152,9 +149,7 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where the model raised: the innermost module and, if it was one, the operation with its
-    argument shapes.
-    """
+    """The place where the model raised: the innermost module, and the operation if one raised."""
 
     message: str
     module_call: int
@@ -167,7 +162,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Recording:
-    """Everything the recorder wrote down, in the order it happened."""
+    """Everything that the recorder recorded, in order."""
 
     model_name: str
     rows: list[Row]
@@ -182,15 +177,14 @@ class Recording:
     params: list[torch.nn.Parameter]
     param_addresses: list[str]
     module_params: dict[str, tuple[int, ...]]
-    outside_storages: list[int]  # of what is referred to by -1 - k
+    outside_storages: list[int]  # storages of the tensors with references -1 - k
     module_calls: list[ModuleCall]
     module_classes: dict[str, str]
     module_entries: list[tuple[int, list[int]]]  # (module call, entries it was given)
     module_exits: list[tuple[int, list[int]]]  # (module call, entries it returned)
     booleans: dict[int, bool]
-    leaves: set[
-        int
-    ]  # gradients are computed for these, although they come from no differentiable operation
+    # Leaf entries that require gradients.
+    leaves: set[int]
     saved_args: dict[int, tuple[Any, Any]]
     gradients: dict[int, torch.Tensor]
     seconds_forward: float = 0.0
@@ -200,44 +194,32 @@ class Recording:
     random_seed: int | None = None
     failure: Failure | None = None
     warnings: list[str] = field(default_factory=list)
-    copies: set[int] = field(
-        default_factory=set
-    )  # entries whose value is a copy of the tensor they made
+    # Entries whose saved value is a copy of their tensor.
+    copies: set[int] = field(default_factory=set)
     slices: list[Slice] = field(default_factory=list)
-    hidden_writes: set[int] = field(
-        default_factory=set
-    )  # entries that wrote to views, but autograd shows no node for it
-    reads: set[int] = field(
-        default_factory=set
-    )  # entries whose value the model took out of torch (`item`, `numpy`)
-    branches: list[Branch] = field(
-        default_factory=list
-    )  # who wrote which rows, where there was more than one thread
-    returns_data: bool = (
-        False  # whether the model returned numbers, text or arrays, beside tensors or instead
-    )
-    # Other tensors that passed for a parameter, and that gradients arrive at instead: (number of
-    # the parameter, tensor).
+    # Entries that wrote to views without a node in autograd's graph.
+    hidden_writes: set[int] = field(default_factory=set)
+    # Entries whose value the model read into Python (`item`, `numpy`).
+    reads: set[int] = field(default_factory=set)
+    # The branches with the rows of each; [] if there was one thread.
+    branches: list[Branch] = field(default_factory=list)
+    # True if the model returned numbers, strings or arrays.
+    returns_data: bool = False
+    # Other tensors at which the gradients of parameters arrive: (number of the parameter, tensor).
     param_stand_ins: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    # What is referred to by -1 - k and wanted gradients as the model ran; None: the parameters
-    # tell.
+    # References -1 - k to tensors that required gradients in the pass; None: see the parameters.
     trained: set[int] | None = None
-    joint_params: set[int] = field(
-        default_factory=set
-    )  # numbers of parameters that were put together from several
-    received: set[int] = field(
-        default_factory=set
-    )  # entries that came from another process, and from no operation here
-    sent: set[int] = field(
-        default_factory=set
-    )  # entries that went to another process, and to no operation here
-    framework: str = "torch"  # that ran it, by the name of its package
-    is_copy: bool = False  # pickled or copied deeply: its tensors are part of no autograd graph
+    # Numbers of parameters that were assembled from several.
+    joint_params: set[int] = field(default_factory=set)
+    # Entries received from another process, without a parent here.
+    received: set[int] = field(default_factory=set)
+    # Entries sent to another process, without a child here.
+    sent: set[int] = field(default_factory=set)
+    framework: str = "torch"  # the package name of the framework
+    is_copy: bool = False  # pickled or deep-copied: its tensors have no autograd graph
 
     def is_trained(self, number: int) -> bool:
-        """Whether gradients were computed for parameter `number` as the model ran. It may be frozen
-        or not since.
-        """
+        """True if parameter `number` required gradients in the pass; it may differ now."""
         return (
             self.params[number].requires_grad
             if self.trained is None

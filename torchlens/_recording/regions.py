@@ -1,4 +1,4 @@
-"""Where a tensor's elements lie: its storage, and the region of it that the tensor looks at."""
+"""The storage of a tensor, and its region of that storage."""
 
 import math
 from typing import NamedTuple
@@ -9,15 +9,14 @@ from torch.nn.parameter import is_lazy
 from torchlens._recording.symbolic import examples, inert_sizes
 from torchlens._recording.wrappers import inner_of
 
-# `count` places, `stride` bytes apart.
+# (stride in bytes, count).
 Progression = tuple[int, int]
 
 
 class Region(NamedTuple):
-    """The part of its storage that a tensor looks at, as torch tells it: offset and strides in
-    items.
+    """A tensor's part of its storage: offset and strides in items, as torch has them.
 
-    Two different regions may hold the same bytes: a tensor and its transpose.
+    Different regions may hold the same bytes: a tensor and its transpose.
     """
 
     offset: int
@@ -42,19 +41,17 @@ class Region(NamedTuple):
 
     @property
     def num_elements(self) -> int:
-        """How many elements the tensor has. They may be fewer in memory (`expand`)."""
+        """The number of elements; with `expand`, memory holds fewer."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """The size of all its elements."""
+        """The size in bytes of all elements."""
         return math.prod(self.shape) * self.item_bytes
 
     @property
     def overlaps_itself(self) -> bool:
-        """Whether two elements may look at one byte; True for some odd strides by which they do
-        not.
-        """
+        """True if two elements may share a byte; a few unusual strides give a false True."""
         reach = 0
         for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
             if size > 1:
@@ -64,27 +61,25 @@ class Region(NamedTuple):
         return False
 
     def is_interval(self) -> bool:
-        """Whether the region has no holes."""
+        """True if the region has no holes."""
         return len(self.progressions()) == 1
 
     def filled(self) -> "Region":
-        """All that lies between the first and the last byte."""
+        """The interval from the first to the last byte, as a region of bytes."""
         return Region(self.start, (self.end - self.start,), (1,), 1)
 
     def covers(self, other: "Region") -> bool:
-        """Whether every byte of `other` is certainly in this region; told only where that is plain
-        to see.
-        """
+        """True if this region contains `other`; only equal regions and intervals are checked."""
         return self == other or (
             self.start <= other.start and other.end <= self.end and self.is_interval()
         )
 
     def progressions(self) -> list[Progression]:
-        """The bytes as a sum of progressions from `start`, in ascending order of their strides, the
-        first one of bytes.
+        """The bytes as a sum of progressions from `start`, by ascending stride; the first has
+        stride 1.
 
-        A byte of the region is `start` plus one place of each. Those that continue or overlap each
-        other are one: what is contiguous is a single progression, whatever its shape.
+        Each byte is `start` plus one place of each progression. Progressions that continue or
+        overlap each other are merged: a contiguous region is one progression, whatever its shape.
         """
         item = self.item_bytes
         found = [(1, item)]
@@ -107,7 +102,7 @@ _region = Region._make
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """The part of its storage that `tensor` looks at."""
+    """The region of `tensor` in its storage."""
     if (inner := inner_of(tensor)) is not None:
         return region_of(inner)
     try:
@@ -115,37 +110,32 @@ def region_of(tensor: torch.Tensor) -> Region:
             return _region(
                 (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.element_size())
             )
-        (offset,) = examples((tensor.storage_offset(),))  # it may have symbolic sizes
+        (offset,) = examples((tensor.storage_offset(),))  # sizes may be symbolic
         return Region(
             offset, examples(tensor.shape), examples(tensor.stride()), tensor.element_size()
         )
-    except (
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-    ):  # no strides, no example: take the object as one whole
+    except (NotImplementedError, RuntimeError, ValueError):
+        # No strides or no example sizes: one region for the whole object.
         return Region(0, (1,), (1,), 1)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """A number that tensors sharing memory have in common."""
+    """A number that is equal for tensors in the same storage."""
     if (inner := inner_of(tensor)) is not None:
         return storage_of(inner)
     try:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError, ValueError):
-        # Sparse, nested and wrapped tensors have no storage of their own, nor parameters of lazy
-        # modules any yet.
+        # Sparse, nested and wrapper tensors have no storage; nor do uninitialised lazy parameters.
         return -id(tensor)
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
+    """The shape; -1 for sizes of a nested tensor that differ between its parts."""
     try:
         shape = tensor.shape
-    except (
-        RuntimeError
-    ):  # the strided layout has no shape at all, nor has a lazy module's parameter yet
+    except RuntimeError:
+        # Strided nested tensors and uninitialised lazy parameters have no shape.
         if is_lazy(tensor):
             return ()
         return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))

@@ -11,7 +11,7 @@ import torch
 
 
 class StoredValue:
-    """Stands for one value. It has no version, since it cannot be written to."""
+    """A placeholder for one value. It has no version, since it cannot be written to."""
 
     __slots__ = ()
     _version = -1
@@ -22,12 +22,12 @@ class StoredValue:
 
 
 def opened(value: Any) -> Any:
-    """The value itself, read from its file if it lies in one."""
+    """The value, read from its file if it is stored in one."""
     return value.read() if isinstance(value, StoredValue) else value
 
 
 class StoredMapping(dict[int, Any]):
-    """A dictionary that reads a stored value when it is asked for it."""
+    """A dictionary that reads stored values on access."""
 
     def __getitem__(self, key: int) -> Any:
         return opened(super().__getitem__(key))
@@ -46,9 +46,7 @@ class StoredMapping(dict[int, Any]):
 
 
 class StoredParams(list[torch.nn.Parameter]):
-    """Parameters as shapes, on the meta device; `read` gives one with its values, where the file
-    has them.
-    """
+    """Parameters on the meta device; `read` returns one with its values if the file has them."""
 
     def __init__(self, shapes: list[torch.nn.Parameter], stored: dict[int, StoredValue]) -> None:
         super().__init__(shapes)
@@ -56,7 +54,7 @@ class StoredParams(list[torch.nn.Parameter]):
 
     @property
     def numbers(self) -> list[int]:
-        """Those that are in the file with their values."""
+        """The indices of parameters whose values are in the file."""
         return list(self._stored)
 
     def read(self, number: int) -> torch.nn.Parameter:

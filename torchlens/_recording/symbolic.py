@@ -1,9 +1,8 @@
-"""Sizes that are expressions: `s0`, `2*s0 + 1`.
+"""Symbolic sizes: `s0`, `2*s0 + 1`.
 
 Tensors with dynamic shapes (a `FakeTensorMode` with a `ShapeEnv`, as in `torch.export`) have
-`SymInt`s for sizes. Comparing one with a number tells torch that they are equal or not, for good:
-the shapes would not be dynamic any more for having been looked at. So the log notes each as what it
-is here: the expression, and the number that it stands for in the example.
+`SymInt` sizes. Comparing a `SymInt` with a number adds a guard that specialises the shape for good.
+So the log stores each size as its expression and its example value.
 """
 
 import operator
@@ -96,9 +95,7 @@ for _name, _compute in {
 
 
 def inert(size: Any) -> Any:
-    """A size that can be looked at without telling torch anything; all but a `SymInt` is as it
-    is.
-    """
+    """A size whose use adds no guards; any value but a `SymInt` is returned as it is."""
     if not isinstance(size, torch.SymInt):
         return size
     expression = getattr(size.node, "expr", None)
@@ -108,12 +105,12 @@ def inert(size: Any) -> Any:
 
 
 def inert_sizes(sizes: tuple[Any, ...]) -> tuple[int, ...]:
-    """The same for a shape, or for strides; one without expressions is as it is."""
+    """As `inert`, for a shape or strides."""
     return sizes if all(type(size) is int for size in sizes) else tuple(map(inert, sizes))
 
 
 def examples(sizes: tuple[Any, ...]) -> tuple[int, ...]:
-    """The numbers that sizes stand for in the example; ValueError where there is none."""
+    """The example values of sizes; ValueError if one has none."""
     found = inert_sizes(sizes)
     for size in found:
         if isinstance(size, SymbolicInt) and not size.is_known:

@@ -1,4 +1,4 @@
-"""Finding the tensors in whatever a model or an operation takes and returns."""
+"""Finds tensors in the arguments and results of models and operations."""
 
 import dataclasses
 from collections import deque
@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 Path = tuple[Any, ...]
 SLICE_BOUNDS = ("start", "stop", "step")
 
-# Objects that are looked into by their attributes only down to this depth: enough for a batch
-# object of a data library.
+# Depth limit of the search through attributes of objects: enough for a data library's batches.
 _MAX_DEPTH = 12
 OPAQUE_TYPES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType,
     BuiltinFunctionType,
@@ -22,9 +21,7 @@ OPAQUE_TYPES = (str, bytes, int, float, complex, bool, type(None), type, ModuleT
 
 
 def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Tensors in nested lists, tuples, dicts and slices: what the arguments and results of torch
-    functions are made of.
-    """
+    """Tensors in nested lists, tuples, dicts and slices, as torch functions use them."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, list | tuple):
@@ -39,10 +36,10 @@ def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
 
 
 def named_tensors(tree: Any) -> list[tuple[Path, torch.Tensor]]:
-    """Tensors in a model's input or output, with the path a person would write to reach them.
+    """Tensors in a model's input or output, with the path by which a user would access them.
 
-    Looks into lists and their like, named tuples (by field), mappings, dataclasses, what is
-    registered as a pytree, and plain objects (by attribute).
+    Searches list-like containers, named tuples (by field), mappings, dataclasses, registered
+    pytrees, and plain objects (by attribute).
     """
     found: list[tuple[Path, torch.Tensor]] = []
     _collect(tree, (), found, set(), 0)
@@ -88,17 +85,15 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _registered_children(tree: Any, node: Any) -> list[tuple[Any, Any]]:
-    """The children of a type that is registered with `torch.utils._pytree`: by name where it
-    gives any.
-    """
+    """The children of a type registered with `torch.utils._pytree`, by name if it has names."""
     if node.flatten_with_keys_fn is None:
         return list(enumerate(node.flatten_fn(tree)[0]))
     return [(_name_of(key), child) for key, child in node.flatten_with_keys_fn(tree)[0]]
 
 
 def _name_of(key: Any) -> Any:
-    """What a person would write for a key of a pytree (`MappingKey('h')`, `SequenceKey(0)`,
-    `GetAttrKey('x')`).
+    """The name or index in a pytree key such as `MappingKey('h')`, `SequenceKey(0)`,
+    `GetAttrKey('x')`.
     """
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
@@ -107,7 +102,7 @@ def _name_of(key: Any) -> Any:
 
 
 def attributes_of(tree: Any) -> list[tuple[Any, Any]]:
-    """What a plain object holds, in its dictionary and in slots."""
+    """The attributes of a plain object, from its `__dict__` and slots."""
     held = dict(getattr(tree, "__dict__", {}))
     for kind in type(tree).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -120,9 +115,7 @@ def attributes_of(tree: Any) -> list[tuple[Any, Any]]:
 def named_data(
     tree: Any, path: Path = (), around: tuple[int, ...] = ()
 ) -> Iterator[tuple[Path, Any]]:
-    """Numbers, text and arrays in a model's output that are no tensors, in lists, tuples, mappings
-    and dataclasses.
-    """
+    """Numbers, strings and arrays in a model's output, in containers and dataclasses."""
     if isinstance(tree, str | bytes | int | float | complex | np.ndarray | np.generic):
         yield path, tree
     elif _is_data_container(tree) and len(path) <= _MAX_DEPTH and id(tree) not in around:
@@ -137,7 +130,7 @@ def _is_data_container(tree: Any) -> bool:
 
 
 def holds_data(tree: Any) -> bool:
-    """Whether there is such data in a model's output; a flag is none."""
+    """True if a model's output contains such data, other than booleans."""
     return any(not isinstance(value, bool) for _, value in named_data(tree))
 
 

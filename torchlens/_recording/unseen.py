@@ -1,8 +1,8 @@
-"""Computes in the middle of the user's run without being noticed.
+"""Runs torchlens's own computations during the user's run, hidden from modes and autograd.
 
 The user's run may be under torch modes (fake tensors, a default device, selective checkpointing,
-which counts what runs), autograd, `torch.jit.trace` or a transform of torch.func. What torchlens
-computes there must neither be changed by these nor recorded by them.
+which counts operations), autograd, `torch.jit.trace` or a transform of torch.func. These must
+neither change nor record torchlens's computations.
 """
 
 from collections.abc import Callable

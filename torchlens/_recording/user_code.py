@@ -1,4 +1,4 @@
-"""Places in the user's code, and telling it from torch's and ours."""
+"""Places in the user's code, as opposed to code of torch and torchlens."""
 
 import linecache
 import os
@@ -19,7 +19,7 @@ _FOLDERS = [
 _DEPRECATION = str(
     Path(str(getattr(sys.modules.get("typing_extensions"), "__file__", os.devnull))).resolve()
 )
-# What Python runs threads with.
+# The modules by which Python runs threads.
 _THREADING = tuple(
     str(Path(threading.__file__).resolve().parent / part)
     for part in (
@@ -36,9 +36,7 @@ KNOWN_CODE: dict[int, tuple[bool, CodeType]] = {}
 
 
 def is_user_code(code: CodeType) -> bool:
-    """Whether `code` stands in a file outside torch, torchlens and what Python runs threads
-    with.
-    """
+    """True if the file of `code` is not part of torch, torchlens or Python's threading modules."""
     known = KNOWN_CODE.get(id(code))
     if known is None:
         file = code.co_filename
@@ -98,7 +96,7 @@ def source_line(code: CodeType, instruction: int) -> SourceLine:
 
 
 def source_text(code: CodeType, instruction: int) -> str:
-    """What the line says; "" where its file is not to be found."""
+    """The text of the line; "" if its file is missing."""
     if code.co_consts[:1] == (_STANDS_FOR_LINE,):
         return str(code.co_consts[1])
     line = source_line(code, instruction)
@@ -117,7 +115,7 @@ def line_of_code(code: CodeType, instruction: int) -> tuple[str, int, str, str]:
 
 
 def code_of_line(file: str, line: int, function: str, text: str) -> CodeType:
-    """A code object that does nothing but tell that it stands on this line."""
+    """A code object that does nothing; it only has the position of this line."""
     return (lambda: None).__code__.replace(
         co_filename=file, co_firstlineno=line, co_name=function.rpartition(".")[2],
         co_qualname=function,

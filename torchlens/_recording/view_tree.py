@@ -1,10 +1,9 @@
-"""What a read or a write through a view means for the views it was made from.
+"""Gradients of views whose memory is read or written through other views.
 
-autograd knows views by their base alone: a write through a view leads from the base after it to the
-base before it, and a view whose base was written since is read as if it had been cut from the base
-just now. Either way leads past the views in between, whose values were read nevertheless. Here is
-which views those are, and which part of each was still its own: memory that was written since the
-view was made holds the writer's value.
+autograd only links a view to its base: a write through a view goes from the base before it to the
+base after it, and a view whose base was written since is regenerated from the base. Both bypass the
+views in between, although their values were read. This module finds those views, and the part of
+each that still held its own value: memory written after the view was made holds the writer's value.
 """
 
 import sys
@@ -18,7 +17,7 @@ import torch
 from torchlens._recording.cells import cells_of
 from torchlens._recording.regions import Region
 
-# More writes than this between a view and a read of it are not sorted out.
+# With more writes than this between a view and a read of it, its gradient is not resolved.
 _MOST_WRITES = 1_000
 _TOO_MANY_WRITES = (
     f"its memory was written more than {_MOST_WRITES:,} times before it was read again"
@@ -37,8 +36,8 @@ _OTHER_TYPE = "its memory was written or read as another data type"
 
 
 class Slice(NamedTuple):
-    """A write in place to a view: entry `entry` turned what `before` was into something else, at
-    `node` of its base.
+    """An in-place write to a view: it turned entry `before` into entry `entry`, at `node` of its
+    base.
     """
 
     entry: int
@@ -46,12 +45,11 @@ class Slice(NamedTuple):
     node: Any
     region: Region
     base: Region
-    is_base_known: bool = (
-        True  # False: no entry is the base, so the first entry in its memory is a view, too
-    )
+    # is_base_known: False if no entry is the base, so the first entry in its memory is a view too.
+    is_base_known: bool = True
 
     def cut(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of the view, out of that of its base."""
+        """The gradient of the view, cut from the gradient of its base."""
         base, own = self.base, self.region
         laid_out = gradient.new_empty_strided(base.shape, base.strides).copy_(gradient)
         memory = laid_out.as_strided(((base.end - base.start) // base.item_bytes,), (1,))
@@ -63,11 +61,10 @@ class Slice(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What the gradient of `read` means for view `entry`, which was made before and looks at
-    `region`.
+    """The part of the gradient of `read` that belongs to `entry`, an earlier view of `region`.
 
-    Of what `read` and the view have in common, the places in `written` hold another entry's value.
-    `part` is where the gradient of `read` has to be cut from, if it comes with that of a base.
+    The regions in `written`, within the overlap of `read` and the view, hold the value of another
+    entry. If the gradient arrives at the base of `read`, `part` cuts out that of `read`.
     """
 
     entry: int
@@ -77,7 +74,7 @@ class Share(NamedTuple):
     part: Slice | None = None
 
     def cut(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of the view, out of the one that came."""
+        """The gradient of the view, from the gradient that arrived."""
         if self.part is not None:
             gradient = self.part.cut(gradient)
         num_items = (
@@ -95,10 +92,10 @@ class Share(NamedTuple):
         return _within(memory, self.region).clone()
 
     def is_any_left(self) -> bool:
-        """Whether any of the view's own values was read; told from the regions, whatever size they
-        have.
+        """True if any of the view's own values was read, or if the regions are too irregular to
+        tell.
 
-        Where they are too irregular for that, some are taken to be.
+        This uses the regions alone, so the cost does not depend on their size.
         """
         cells = cells_of(list(dict.fromkeys([self.region, self.read, *self.written])))
         if cells.inexact:
@@ -114,7 +111,7 @@ class Share(NamedTuple):
 
 
 def _within(memory: torch.Tensor, region: Region) -> torch.Tensor:
-    """The part of `memory`, one dimension of items, that a region looks at."""
+    """The elements of `memory`, a one-dimensional tensor, that lie in `region`."""
     return memory.as_strided(region.shape, region.strides, region.offset)
 
 
@@ -125,10 +122,9 @@ class _View(NamedTuple):
 
 
 class ViewTree:
-    """The entries that are views, what each was made from, and the writes to the memory that they
-    look at.
+    """The entries that are views, their parents, and the writes to their memory.
 
-    Entries are told in the order of their numbers, which is that of time.
+    Writes must be added in ascending order of entry numbers, which is the order of time.
     """
 
     def __init__(self) -> None:
@@ -139,19 +135,17 @@ class ViewTree:
         self._writes: dict[int, tuple[list[int], list[Region]]] = {}
 
     def add(self, entry: int, parent: int | None, memory: int, region: Region) -> None:
-        """Entry `entry` is a view, made from entry `parent`, of what `memory` stands for."""
+        """Adds view `entry` of `region` in storage `memory`, made from entry `parent`."""
         self._views[entry] = _View(parent, memory, region)
 
     def note_write(self, entry: int, memory: int, region: Region) -> None:
-        """Entry `entry` wrote there."""
+        """Adds a write by `entry` to `region` of storage `memory`."""
         writers, regions = self._writes.setdefault(memory, ([], []))
         writers.append(entry)
         regions.append(region)
 
     def shares(self, entry: int, time: int, part: Slice | None = None) -> Iterator[Share]:
-        """What a read of `entry` just before entry `time` was made means for it and the views it
-        was made from.
-        """
+        """The shares of `entry` and its parent views in a read of `entry` before entry `time`."""
         current: int | None = entry
         while current is not None and current in self._views:
             read, view = self._views[entry].region, self._views[current]
@@ -170,36 +164,41 @@ class ViewTree:
             current = view.parent
 
     def note_missed_read(self, entry: int, time: int) -> None:
-        """A read of `entry` just before entry `time` was made cannot be watched: those that have a
-        share in it lack it.
+        """Marks as missing the gradients that lack their share in a read that cannot be hooked.
+
+        The read is one of `entry`, before entry `time`.
         """
         for share in self.shares(entry, time):
             if share.is_any_left():
                 self.missing.setdefault(share.entry, _READ_AGAIN)
 
     def note_lost(self, entry: int) -> None:
-        """The node of view `entry` is not to be found: autograd gave it another if its memory was
-        written since.
+        """Marks the gradient of view `entry` as missing if its memory was written after it was
+        made.
+
+        autograd replaced the node of such a view, so the node cannot be hooked.
         """
         if self.is_written_between(entry, sys.maxsize):
             self.missing.setdefault(entry, _WRITTEN_SINCE)
 
     def note_written_together(self, entry: int) -> None:
-        """One call wrote to this and others: which node of autograd's graph stands for which write
-        is not known.
+        """Marks the gradients of `entry` and its parent views as missing.
+
+        One call wrote to several views, and autograd does not show which node belongs to which
+        write.
         """
-        self.missing[entry] = _WRITTEN_TOGETHER  # whatever is missing besides
+        self.missing[entry] = _WRITTEN_TOGETHER  # replaces any earlier reason
         parent = self._views[entry].parent if entry in self._views else None
         if parent in self._views:
             self.note_written_together(parent)
 
     def is_view(self, entry: int) -> bool:
-        """Whether `entry` is one of the views."""
+        """True if `entry` is a view."""
         return entry in self._views
 
     def is_written_between(self, entry: int, time: int) -> bool:
-        """Whether the memory of view `entry` was written, wherever, since it was made and before
-        entry `time`.
+        """True if the storage of view `entry` was written after it was made and before entry
+        `time`.
         """
         return bool(self._written_between(self._views[entry].memory, entry, time))
 

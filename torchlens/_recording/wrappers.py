@@ -1,9 +1,8 @@
-"""Tensors that are not simply their values: those that stand for others (a DTensor for its local
-part, an awaited result for itself, a masked tensor for two), and those without values (on the meta
-device, fake, or batched inside `vmap`).
+"""Wrapper tensors (DTensor, AsyncCollectiveTensor, masked tensors) and tensors without values
+(meta, fake, or batched inside `vmap`).
 
-What a wrapper does to memory, it does to the memory of the tensor inside. Any arithmetic on a
-DTensor may need the other processes, so code that only reads a value reads the local part.
+A write to a wrapper writes to the memory of its inner tensor. Arithmetic on a DTensor may need
+other processes, so code that only reads a value reads the local part.
 """
 
 from copy import deepcopy
@@ -19,7 +18,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def inner_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that `tensor` stands for, if it is one of those that do."""
+    """The inner tensor of a DTensor or AsyncCollectiveTensor; None for other tensors."""
     kind = type(tensor)
     if kind in _PLAIN:
         return None
@@ -28,10 +27,9 @@ def inner_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def holds_others(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is made of others that it holds, as a masked one is of its data and its
-    mask.
+    """True if a tensor holds others as attributes, such as a masked tensor its data and mask.
 
-    What can be done with such a tensor is up to its class.
+    Its class decides which operations it supports.
     """
     if type(tensor) in _PLAIN or tensor.is_nested:
         return False
@@ -47,8 +45,9 @@ def _attribute_of(kind: type) -> str | None:
 
 
 def local_value(value: Any) -> Any:
-    """The plain tensor that is here, of a DTensor or an awaited one (which is waited for); anything
-    else as it is.
+    """The local plain tensor of a DTensor or (after a wait) AsyncCollectiveTensor.
+
+    Returns any other value as it is.
     """
     while isinstance(value, torch.Tensor) and (inner := inner_of(value)) is not None:
         value = value.trigger_wait() if hasattr(value, "trigger_wait") else inner
@@ -56,9 +55,7 @@ def local_value(value: Any) -> Any:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """As `tensor.clone()`, without the other processes: a DTensor that is still to be summed up
-    would ask them.
-    """
+    """As `tensor.clone()`, but without communication for a DTensor with partial placements."""
     inner = inner_of(tensor)
     if inner is not None and any(
         placement.is_partial() for placement in getattr(tensor, "placements", ())
@@ -67,21 +64,19 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, FakeTensor) and any(
         isinstance(size, torch.SymInt) for size in tensor.shape
     ):
-        # To lay out the copy like the tensor, torch would decide something about the symbolic
-        # sizes, for good.
+        # Preserving the layout would make torch specialise the symbolic sizes for good.
         return tensor.clone(memory_format=torch.contiguous_format)
     try:
         return tensor.clone()
     except RuntimeError:
         if not tensor.is_quantized:
             raise
-        return deepcopy(
-            tensor.detach()
-        )  # torch 2.13 clones none whose zero points are no whole numbers
+        # torch 2.13 cannot clone tensors whose zero points are not integers.
+        return deepcopy(tensor.detach())
 
 
 def with_inner(tensor: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
-    """A tensor like `tensor` that stands for `inner`, which is like the one inside."""
+    """A wrapper like `tensor`, with another inner tensor."""
     names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     parts = {name: getattr(tensor, name) for name in names} | {_attribute_of(type(tensor)): inner}
     made: torch.Tensor = type(tensor).__tensor_unflatten__(  # type: ignore[attr-defined]
@@ -91,9 +86,9 @@ def with_inner(tensor: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
 
 
 def why_valueless(value: Any) -> str | None:
-    """What a tensor without values is; None if it has values, or is no tensor."""
+    """Why a tensor has no values; None if it has, or if `value` is not a tensor."""
     if type(value) is torch.Tensor and not value.is_meta and not is_functorch_wrapped_tensor(value):
-        return None  # as nearly all are
+        return None  # the common case
     if not isinstance(value, torch.Tensor):
         return None
     while (inner := inner_of(value)) is not None:

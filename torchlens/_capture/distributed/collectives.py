@@ -1,14 +1,13 @@
-"""Operations that several processes do together: the collectives of torch.distributed, and sending
-and receiving.
+"""Records collectives and point-to-point operations of torch.distributed.
 
-torch reports none of them. The functions of torch.distributed end in methods of its process groups,
-so those are patched (see `distributed_patches.py`), whatever reference a function was called by.
-Their functional relatives, which DTensor is made of (`torch.ops._c10d_functional`), are reported as
-any operation.
+A torch function mode does not see these calls. The functions of torch.distributed end in methods of
+its process groups, so the methods are patched (see `distributed_patches.py`); this catches a
+function under any reference. The functional collectives that DTensor uses
+(`torch.ops._c10d_functional`) are reported like any other operation.
 
-All of them only begin the operation: its result is there after a wait for it. Until
-then its memory may be written at any time. An entry is made when the operation begins, and its
-value is taken when it has been waited for.
+All of them are asynchronous: the result is valid only after a wait, and its memory may be written
+at any time before. An entry is made when the operation starts, and its value is saved when the wait
+returns.
 """
 
 import sys
@@ -35,19 +34,18 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupMethod:
-    """A method of a process group: which function of torch.distributed ends in it, and what it does
-    to its arguments.
+    """A method of a process group, the torch.distributed functions that call it, and its arguments.
 
-    Some functions have several names; then the first is the one to take where the method is called
-    directly. `arguments` are those of the function, in its order: "both" is read and written, "in"
-    read, "out" written, whatever it held. `is_listed` tells that the method takes its tensors in
-    one more list than the function does.
+    If several functions call the method, the first is used where user code calls the method
+    directly. `arguments` has the role of each tensor argument, in the order of the function: "both"
+    is read and written, "in" is read, "out" is overwritten. `is_listed`: the method takes its
+    tensors in one more list than the function does.
     """
 
     functions: tuple[str, ...]
     arguments: tuple[str, ...]
     is_listed: bool = True
-    rank: str = ""  # what the function calls the one rank that differs from the others
+    rank: str = ""  # the function's name for its root or peer rank
 
 
 _OUT_IN = ("out", "in")
@@ -91,7 +89,7 @@ def _operation(function: str, is_inplace: bool) -> Operation:
 
 
 def _function_of(method: GroupMethod, frame: FrameType | None) -> str:
-    """The function of torch.distributed that the user's code called; they call each other."""
+    """The torch.distributed function that user code called; these functions call each other."""
     called = method.functions[0]
     while frame is not None and len(method.functions) > 1 and not is_user_code(frame.f_code):
         called = frame.f_code.co_name if frame.f_code.co_name in method.functions else called
@@ -100,7 +98,7 @@ def _function_of(method: GroupMethod, frame: FrameType | None) -> str:
 
 
 def _is_called_by_user(frame: FrameType | None) -> bool:
-    """Whether a function of torch.distributed that led to `frame` was called by the user's code."""
+    """True if user code called the torch.distributed function that led to `frame`."""
     while frame is not None and frame.f_code.co_filename.endswith(
         ("distributed_c10d.py", "c10d_logger.py")
     ):
@@ -117,26 +115,26 @@ _WAIT = named_operation("wait", _wait)
 
 @dataclass(slots=True, eq=False)
 class Unfinished:
-    """Entries of an operation that was begun; `handle` tells when it is done.
+    """Entries of an asynchronous operation that has started but has not been waited for.
 
-    The handle is what the process group returned, or the result of a functional collective.
+    `handle` is what the process group returned, or the result of a functional collective.
     """
 
     handle: Any
     entries: list[int]
     tensors: list[Tensor]
-    # begun by the user's code, and not by a part of torch that uses torch.distributed itself
+    # False if a part of torch that uses torch.distributed itself, such as DDP, started it.
     is_users: bool = True
 
     def is_awaited(self) -> bool:
-        """True if the result was waited for although the wait was not seen: using the result of a
-        functional collective waits.
+        """True if a functional collective was waited for outside the recorder's view.
+
+        Using the result of a functional collective waits for it.
         """
         return isinstance(self.handle, Tensor) and _num_functional() == 0
 
 
-# -- beginning
-# --------------------------------------------------------------------------------------------------
+# -- start
 
 
 def record_collective(
@@ -147,9 +145,9 @@ def record_collective(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Records a call of the method `name` of a process group, which `run()` makes."""
+    """Records the call `run()` of the process group method `name`."""
     method = GROUP_METHODS[name]
-    # The methods have what they write first; the functions, where they have two, not always.
+    # Methods take written tensors first; functions with two tensor arguments may not.
     roles = tuple(sorted(method.arguments, reverse=True))
     given = {role: _argument(role, at, args, kwargs) for at, role in enumerate(roles)}
     if method.is_listed:
@@ -161,9 +159,7 @@ def record_collective(
 def record_broadcast(
     recorder: Recorder, run: Callable[[], Any], group: Any, tensors: Sequence[Tensor], source: int
 ) -> Any:
-    """Records the broadcast of many tensors at once by which DDP brings buffers from one rank to
-    the others.
-    """
+    """Records the coalesced broadcast by which DDP synchronises buffers between ranks."""
     described = {"group_src": source, "group": _ranks(group)}
     return _record(
         recorder,
@@ -204,9 +200,10 @@ def _record(
         operation, args, described, references, recorder.module_call, *place, perf_counter() - start
     )
     with torch._C.DisableTorchFunction():
-        # What is only sent leaves no result behind, but an entry that shows what went.
+        # An operation that only sends has no result; its entry shows the tensor that was sent.
         result = given.get("out", given.get("both")) if written else given.get("in")
-        # Several that are written in place are several operations in one go: each reads itself.
+        # A call that writes several tensors in place counts as one operation per tensor: each reads
+        # only itself.
         is_each = isinstance(given.get("both"), list | tuple)
         each_reads = (
             [{(0, index): references[0, index]} for index in range(len(written))] if is_each else ()
@@ -225,9 +222,7 @@ def record_functional(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
 ) -> Any:
-    """Records a functional collective: it returns its result, which is not there until
-    `wait_tensor` is called on it.
-    """
+    """Records a functional collective, whose result is valid only after `wait_tensor`."""
     if operation.name == "_wrap_tensor_autograd":
         return _wrap(recorder, operation, func, args, kwargs)
     frame = sys._getframe(3)
@@ -263,7 +258,7 @@ def _wrap(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
 ) -> Any:
-    """A result that waits for itself when it is first used is the result."""
+    """Registers a tensor that waits on first use under the entry of the result it wraps."""
     observed = recorder.begin_observed(
         CallKind.COLLECTIVE, operation, args, kwargs, (), (), (None, 0)
     )
@@ -280,23 +275,20 @@ def _begin(recorder: Recorder, handle: Any, tensors: list[Tensor], is_users: boo
         entries = [
             entry for entry in map(recorder.entry_of, tensors) if entry is not None and entry >= 0
         ]
-        if (
-            handle is None
-        ):  # a group that this process is not in, or one that tells of several operations at once
+        # No handle: this process is not in the group, or one handle covers several operations.
+        if handle is None:
             recorder.finish_entries(entries)
         else:
             recorder.unfinished.append(Unfinished(handle, entries, tensors, is_users))
 
 
-# -- ending
-# --------------------------------------------------------------------------------------------------
+# -- wait
 
 
 def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) -> Any:
-    """Waits, by `run()`, for what a process group returned, or for nothing in particular (a
-    barrier).
+    """Records the wait `run()` for a handle `work`, or a barrier if `work` is None.
 
-    Some back ends put the result in its place only then.
+    Some back ends write the result only during the wait.
     """
     mine = [unfinished for unfinished in recorder.unfinished if unfinished.handle is work]
     written = [tensor for unfinished in mine for tensor in unfinished.tensors]
@@ -342,11 +334,10 @@ def _finish(recorder: Recorder, unfinished: Unfinished, seconds: float) -> None:
 
 
 def finish_collectives(recorder: Recorder) -> list[Tensor]:
-    """The pass is over: what is done counts as waited for; what is not has no value. Returns what
-    may yet be written.
+    """Ends the unfinished operations of a pass; returns the tensors that may still be written.
 
-    Nothing is waited for: another process may be waiting for this one, to come to what follows the
-    log.
+    Completed operations count as waited for; the entries of others get no value. This function does
+    not block: another process may be waiting for this one to reach the code after the log.
     """
     under_way: list[Tensor] = []
     for unfinished in list(recorder.unfinished):
@@ -371,27 +362,25 @@ def finish_collectives(recorder: Recorder) -> list[Tensor]:
 
 
 def _is_done(handle: Any) -> bool:
-    if isinstance(
-        handle, Tensor
-    ):  # functional: every process has begun it, and what uses its result waits for it
+    # A functional collective: every process has started it, and using its result waits for it.
+    if isinstance(handle, Tensor):
         with torch._C.DisableTorchFunction():
             torch.ops._c10d_functional.wait_tensor(handle)
         return True
     if handle.is_completed():
         return True
-    # who waits for the future of an operation may be told before the operation itself is marked
+    # The future may be done before the operation itself is marked as completed.
     try:
         return bool(handle.get_future().done())
     except (NotImplementedError, RuntimeError):  # a back end without futures
         return False
 
 
-# -- what the arguments are
-# --------------------------------------------------------------------------------------------
+# -- arguments
 
 
 def _argument(role: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The tensors that a method of a process group is given as its output, its input or both."""
+    """The argument of a process group method that has this role; None if it is missing."""
     if position < len(args):
         return args[position]
     start = {"out": "output", "in": "input"}.get(role, "tensor")
@@ -401,7 +390,7 @@ def _argument(role: str, position: int, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _unlisted(tree: Any) -> Any:
-    """`tree` without the outermost of its lists; None if that is empty."""
+    """`tree` without its outermost list; None if that list is empty."""
     if isinstance(tree, list | tuple) and len(tree) <= 1:
         return tree[0] if tree else None
     return tree
@@ -410,9 +399,7 @@ def _unlisted(tree: Any) -> Any:
 def _described(
     method: GroupMethod, group: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments beside the tensors, as the function of torch.distributed calls them, in plain
-    Python.
-    """
+    """The arguments other than tensors, under torch.distributed's names, as plain Python values."""
     found: dict[str, Any] = {}
     for value in (*rest, *kwargs.values()):
         op = getattr(value, "reduceOp", value if hasattr(value, "RedOpType") else None)
@@ -432,8 +419,9 @@ def _described(
 
 
 def _ranks(group: Any) -> str:
-    """The ranks in a process group; how many there are, where torch does not know it (a back end
-    called directly).
+    """The ranks in a process group, or its size if torch does not know the ranks.
+
+    torch does not know them if a back end is called directly.
     """
     try:
         return f"ranks {', '.join(map(str, torch.distributed.get_process_group_ranks(group)))}"
@@ -441,25 +429,23 @@ def _ranks(group: Any) -> str:
         return f"{group.size()} ranks"
 
 
-# -- how many there were
-# -----------------------------------------------------------------------------------------------
+# -- counts
 
 
 def _num_functional() -> int | None:
-    """How many functional collectives have not been waited for; None if unknown."""
+    """The number of functional collectives not waited for; None if unknown."""
     count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     return None if count is None else int(count())
 
 
 def num_collectives() -> int | None:
-    """How many operations with other processes this one has begun so far, at any level; None if it
-    cannot be told.
-    """
+    """The number of collectives that this process has started, at any level; None if unknown."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return 0
     try:
         groups: Any = distributed.distributed_c10d._world.pg_map
         return sum(group._get_sequence_number_for_group() for group in groups)
-    except (AttributeError, RuntimeError):  # another torch, or a back end that does not count
+    except (AttributeError, RuntimeError):
+        # Another version of torch, or a back end without sequence numbers.
         return None

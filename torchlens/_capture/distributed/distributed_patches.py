@@ -1,7 +1,7 @@
 """The patches of torch.distributed, applied only if it is in use.
 
-Every function of it ends in a method of a process group, or of the back end in it, so that
-references to the functions, taken whenever, are seen too.
+All its functions end in methods of a process group or its back end, so patching those methods
+catches a function under any reference.
 """
 
 import sys
@@ -29,7 +29,7 @@ from torchlens._recording.operations import named_operation
 
 
 def distributed_patches() -> list[Patch]:
-    """None, where there is no process group."""
+    """The patches; [] if there is no process group."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return []

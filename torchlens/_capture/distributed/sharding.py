@@ -1,10 +1,9 @@
-"""Parameters that FSDP keeps in pieces: `fully_shard`, and the older `FullyShardedDataParallel`.
+"""Parameters that FSDP shards: `fully_shard`, and the older `FullyShardedDataParallel`.
 
-Between its hooks, a module has its parameters whole: other tensors than those that it has before
-and after. A layer that reads one reads the parameter. What FSDP does to bring the pieces together
-and apart is no operation of the model, and is not recorded: it would hold the whole model in
-memory, which is what FSDP is there to avoid, and give every layer other numbers than those that it
-has without FSDP.
+Between FSDP's hooks, a module holds unsharded parameters, which are other tensors. A layer that
+reads one reads the parameter. FSDP's gathering and freeing are not operations of the model and are
+not recorded: recording would keep the whole model in memory, which FSDP avoids, and change the
+numbers of layers.
 """
 
 import sys
@@ -28,7 +27,7 @@ GATHERING: dict[str, tuple[str, tuple[str, ...]]] = {
         ("pre_unshard", "unshard", "post_unshard", "reshard", "post_reshard"),
     ),
 }
-# Likewise, functions by which FSDP learns of the backward pass.
+# Likewise, functions by which FSDP hooks the backward pass.
 BOOKKEEPING: dict[str, tuple[str, ...]] = {
     "torch.distributed.fsdp._runtime_utils": (
         "_register_post_backward_hook",
@@ -38,10 +37,10 @@ BOOKKEEPING: dict[str, tuple[str, ...]] = {
 
 
 class ShardedPair(NamedTuple):
-    """A parameter as FSDP keeps it, and the tensor that is it whole, if there is one.
+    """A sharded parameter, and its unsharded tensor if there is one.
 
-    `is_part` tells of a parameter that FSDP has put together from several: the tensor is a part of
-    it, with a part of its gradient.
+    `is_part`: FSDP has assembled the parameter from several; the tensor is a part of it and gets a
+    part of its gradient.
     """
 
     parameter: torch.nn.Parameter
@@ -50,7 +49,7 @@ class ShardedPair(NamedTuple):
 
 
 def parameter_pairs(modules: Iterable[torch.nn.Module]) -> Iterator[ShardedPair]:
-    """The parameters of modules that `fully_shard` has in pieces."""
+    """The parameters of modules that `fully_shard` has sharded."""
     if _GROUPS not in sys.modules:
         return
     module: Any
@@ -64,7 +63,7 @@ def parameter_pairs(modules: Iterable[torch.nn.Module]) -> Iterator[ShardedPair]
 
 
 def bring_apart(modules: Iterable[torch.nn.Module]) -> None:
-    """Lets FSDP have all its parameters in pieces, as they are between one pass and the next."""
+    """Makes FSDP reshard all its parameters, as between two passes."""
     module: Any
     for module in modules:
         if hasattr(type(module), "_get_fsdp_state"):
@@ -77,8 +76,8 @@ def _pairs_in(group: Any) -> list[ShardedPair]:
             ShardedPair(own.sharded_param, getattr(own, "_unsharded_param", None))
             for own in group.fsdp_params
         ]
-    # The older FSDP: modules have views of one flat parameter, which stands for the original ones
-    # or has replaced them.
+    # The older FSDP: modules have views of one flat parameter, which wraps or replaces the
+    # originals.
     flat = group.flat_param
     originals = flat._params
     return [
@@ -104,9 +103,7 @@ def _freed_by(group: Any, method: str) -> list[torch.Tensor]:
 
 
 def record_gathering(recorder: Recorder, group: Any, name: str, run: Callable[[], Any]) -> Any:
-    """Runs a method of FSDP that brings the pieces of parameters together, or lets go of what was
-    whole.
-    """
+    """Runs an FSDP method that gathers parameters or frees the gathered ones."""
     result = run_unrecorded(
         recorder, named_operation(name, getattr(type(group), name)), run, _freed_by(group, name)
     )
@@ -121,7 +118,7 @@ def run_unrecorded(
     run: Callable[[], Any],
     freed: Sequence[torch.Tensor] = (),
 ) -> Any:
-    """Runs what leaves no trace, and frees memory that others may look at."""
+    """Runs a call without recording it; `freed` are tensors whose memory it frees."""
     with torch._C.DisableTorchFunction():
         observed = recorder.begin_observed(CallKind.ASIDE, operation, (), None, (), (), (None, 0))
         if freed:
@@ -136,7 +133,7 @@ def run_unrecorded(
 
 
 def know_whole(recorder: Recorder, pairs: Iterable[ShardedPair]) -> None:
-    """Lets the whole of each parameter pass for the parameter."""
+    """Maps each unsharded tensor to its parameter."""
     for parameter, whole, is_part in pairs:
         number = recorder.number_of(parameter)
         if number is not None and whole is not None and recorder.number_of(whole) != number:
@@ -146,8 +143,8 @@ def know_whole(recorder: Recorder, pairs: Iterable[ShardedPair]) -> None:
 
 
 def is_bookkeeping(function: type) -> bool:
-    """Whether a custom autograd function is one by which FSDP learns of the backward pass: it
-    computes nothing.
+    """True for a custom autograd function by which FSDP hooks the backward pass; it computes
+    nothing.
     """
     return function.__module__.startswith("torch.distributed.fsdp.")
 
@@ -155,9 +152,7 @@ def is_bookkeeping(function: type) -> bool:
 def hand_on(
     recorder: Recorder, function: type, args: tuple[Any, ...], run: Callable[[], Any]
 ) -> Any:
-    """Runs an autograd function that returns the tensors it is given: what it returns are the same
-    entries.
-    """
+    """Runs an autograd function that returns its arguments; they keep their entries."""
     result = run_unrecorded(recorder, named_operation(function.__name__, function), run)
     with torch._C.DisableTorchFunction():
         for (_, given), (_, returned) in zip(

@@ -1,8 +1,7 @@
-"""A backward pass that the model runs itself: test-time training, the gradient of an energy, a
-whole training step.
+"""Records a backward pass inside the model: test-time training, energy gradients, training steps.
 
-It returns nothing; what it leaves behind is the `.grad` of leaves, which torch does not report.
-Each such gradient is an entry of the call, and reads what was differentiated and the leaf.
+It has no return value; its results are the `.grad` of leaves, which torch does not report. Each
+such gradient is an entry whose parents are the differentiated tensors and the leaf.
 """
 
 import sys
@@ -27,9 +26,7 @@ Tensor = torch.Tensor
 def record_backward(
     recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Runs `func`, which is `torch.autograd.backward`, and records a row for each gradient that it
-    made or added to.
-    """
+    """Runs `torch.autograd.backward` and adds a row for each gradient that it made or changed."""
     operation, frame = named_operation("backward", func), sys._getframe(2)
     place = recorder.user_code(frame)
     with torch._C.DisableTorchFunction():
@@ -47,7 +44,7 @@ def record_backward(
             CallKind.FUNCTION, operation, args, kwargs, references, old, place
         )
     start = perf_counter()
-    recorder.collected = {}  # hooks and custom functions may compute: that is part of the call
+    recorder.collected = {}  # operations of hooks and custom functions are part of the call
     try:
         func(*args, **kwargs)
     except BaseException as error:
@@ -72,15 +69,13 @@ def record_backward(
 
 
 def gradients_left(recorder: Recorder) -> list[Tensor]:
-    """Gradients that live on when the pass is over, and that a later backward pass adds to."""
+    """Gradients that outlive the pass, and that a later backward pass accumulates into."""
     leaves = [leaf for reference in recorder.differentiated if (leaf := reference()) is not None]
     return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
 def _leaves_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors whose `.grad` a backward pass adds to: those named, or all leaves that lead to
-    what is differentiated.
-    """
+    """The leaves whose `.grad` a backward pass changes: those in `inputs`, or all in the graph."""
     named = kwargs.get("inputs", args[5] if len(args) > 5 else None)
     if named is not None:
         return [tensor for _, tensor in plain_tensors((named,))]
@@ -90,7 +85,7 @@ def _leaves_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]
     seen = set(pending)
     while pending:
         node = pending.pop()
-        variable = getattr(node, "variable", None)  # of a node that adds to the gradient of a leaf
+        variable = getattr(node, "variable", None)  # an accumulation node
         if isinstance(variable, Tensor):
             found[id(variable)] = variable
         for following, _ in node.next_functions:

@@ -1,11 +1,11 @@
-"""What runs in a backward pass, seen by hooks on the nodes of autograd's graph.
+"""Records the nodes that run in a backward pass, by hooks on autograd's graph.
 
-Nodes are numbered in the order in which the forward pass made them: `next_sequence` tells the next
-number of this thread, so noting it before and after a call gives the nodes that the call made.
-Here each node that runs is written down with its number, its time and the backward pass it ran in.
+Nodes are numbered in the order in which the forward pass made them: `next_sequence` returns the
+next number of this thread, so reading it before and after a call gives the nodes that the call
+made. Each run of a node is recorded with its number, its time and its backward pass.
 
-A hook knows nothing of its node but what describes it, and is owned by it alone: the graph goes
-when its user lets it go.
+A hook refers only to a description of its node, and only the node owns it, so hooks do not keep the
+graph alive.
 """
 
 import itertools
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-# What autograd gives as the number of the nodes that add to the `.grad` of a leaf: they run as soon
-# as they can.
+# autograd's sequence number of the nodes that accumulate into the `.grad` of a leaf: they run
+# first.
 _NO_SEQUENCE = 2**64 - 1
 _WATCHES = itertools.count()
-# A chain of nodes that Python has looked at is let go of by recursion (torch 2.13), which takes
-# some 45,000 of them to overflow a stack of 8 MB. Others are not.
+# torch 2.13 frees a chain of nodes that Python has accessed recursively; some 45,000 of them
+# overflow a stack of 8 MB.
 MOST_WATCHED = 20_000
 _TOO_MANY = (
     f"More than {MOST_WATCHED:,} nodes are waiting for a backward pass; what is beyond them is not "
@@ -30,7 +30,7 @@ _TOO_MANY = (
 
 
 class NodeInfo(NamedTuple):
-    """One node of autograd's graph, described."""
+    """The description of a node of autograd's graph."""
 
     sequence: int  # -1 for the node that accumulates the gradient of a leaf
     parameter: int | None  # `id` of that leaf
@@ -39,8 +39,8 @@ class NodeInfo(NamedTuple):
 
 
 class NodeRun(NamedTuple):
-    """One run of one node: the times of `perf_counter`, and of `time_ns` to compare with what
-    others measured.
+    """One run of a node, with times of `perf_counter`, and of `time_ns` to compare with other
+    tools.
     """
 
     sequence: int
@@ -51,28 +51,27 @@ class NodeRun(NamedTuple):
     start_ns: int
     end_ns: int
     number: int  # of the node, among those watched
-    # which backward pass, as autograd numbers them; one that runs inside another has a number of
-    # its own
+    # autograd's number of the backward pass; nested backward passes have their own
     task: int
     own_start: float = 0.0  # `own_seconds` of the watch when the run began and ended
     own_end: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long it ran, without the time of other hooks of the watch."""
+        """The run time, without the time of other hooks of the watch."""
         return max(self.end - self.start - (self.own_end - self.own_start), 0.0)
 
 
-# Given a node and gradients: those that arrive (before it runs), those that it sends on (after).
+# Called with a node and the gradients it receives (before it runs) or sends on (after).
 Look = Callable[[NodeInfo, tuple[Any, ...]], None]
 
 
 class BackwardWatch:
-    """Writes down every run of the nodes it watches, in order, over any number of backward passes.
+    """Records every run of the nodes it watches, in order, over any number of backward passes.
 
     `before` and `after` may read gradients, which does not count as the node's time: `own_seconds`
-    adds up the time of all hooks. What goes wrong in them or here ends up in `failures` and
-    backward goes on, but for exceptions of the types in `lets_through`: those stop it.
+    is the total time of all hooks. Exceptions in them are added to `failures` and backward goes on,
+    except those of types in `lets_through`, which propagate.
 
     >>> watch = BackwardWatch()
     >>> watch.watch([loss])
@@ -90,26 +89,24 @@ class BackwardWatch:
     ) -> None:
         self.runs: list[NodeRun] = []
         self.failures: list[str] = []
-        # Numbers of nodes that left out a gradient: autograd was asked for some alone (`inputs=`).
+        # Numbers of nodes that skipped a gradient, as in a backward pass with `inputs=`.
         self.left_out: set[int] = set()
         self._before = before
         self._after = after
-        # While True, nothing is written down.
+        # While True, nothing is recorded.
         self.is_paused = False
         self._lets_through = lets_through
         self._num_watched = 0
         self._most = most
         self.own_seconds = 0.0
         self._hooks: weakref.WeakSet[_Hooks] = weakref.WeakSet()
-        # Nodes are marked with their number: they have no identity in Python beyond the moment they
-        # are looked at.
+        # Nodes are marked with their number, since their Python objects are temporary.
         self._mark = f"torchlens_{next(_WATCHES)}"
-        # The graph may outlive the watch, and the nodes that accumulate the gradients of parameters
-        # outlive the graph.
+        # The graph may outlive the watch, and accumulation nodes of parameters outlive the graph.
         weakref.finalize(self, _remove_all, self._hooks, self._mark).atexit = False
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Watches every node that these tensors were computed by and that is not watched yet."""
+        """Watches all nodes in the graph of these tensors that are not watched yet."""
         pending = [node for node in map(node_of, tensors) if node is not None]
         while pending:
             node = pending.pop()
@@ -117,9 +114,7 @@ class BackwardWatch:
                 pending.extend([below for below, _ in node.next_functions if below is not None])
 
     def watch_node(self, node: Any) -> int | None:
-        """Watches one node and returns its number; None if it is watched already, or one too
-        many.
-        """
+        """Watches a node and returns its number; None if already watched, or at the limit."""
         metadata = node.metadata
         if self._mark in metadata:
             return None
@@ -138,7 +133,7 @@ class BackwardWatch:
         return number
 
     def stop(self) -> None:
-        """Takes every hook away. May be called again."""
+        """Removes every hook. May be called again."""
         _remove_all(self._hooks, self._mark)
 
     def _fail(self, error: Exception, info: NodeInfo) -> None:
@@ -148,9 +143,7 @@ class BackwardWatch:
 
 
 class _Hooks:
-    """The two hooks of one node. The watch is known weakly: a graph that lives on does not keep
-    it.
-    """
+    """The two hooks of a node. They refer weakly to the watch, so they do not keep it alive."""
 
     __slots__ = (
         "__weakref__", "_handles", "_info", "_metadata", "_own_start", "_start", "_start_ns",
@@ -168,7 +161,7 @@ class _Hooks:
         self._start = -1.0
         self._start_ns = 0
         self._own_start = 0.0
-        # Which of the gradients that it can send on lead anywhere.
+        # Positions of the gradients that are sent to another node.
         self._wanted = [
             place for place, (below, _) in enumerate(node.next_functions) if below is not None
         ]
@@ -192,9 +185,8 @@ class _Hooks:
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
         end, end_ns = perf_counter(), time_ns()
         watch = self._watch()
-        if (
-            watch is None or watch.is_paused or self._start < 0
-        ):  # below 0: watched while it was running
+        # Below 0: watched while it was running.
+        if watch is None or watch.is_paused or self._start < 0:
             return
         info = self._info
         task = torch._C._current_graph_task_id()
@@ -235,22 +227,20 @@ def _remove_all(hooks: "weakref.WeakSet[_Hooks]", mark: str) -> None:
 
 
 def next_sequence() -> int:
-    """The number that the next node of this thread is going to have."""
+    """The sequence number of the next node of this thread."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number
 
 
 def sequence_of(node: Any) -> int:
-    """The number of a node among those its thread made; -1 for a node that accumulates the gradient
-    of a leaf.
-    """
+    """The sequence number of a node in its thread; -1 for the accumulation node of a leaf."""
     sequence: int = node._sequence_nr()
     return -1 if sequence == _NO_SEQUENCE else sequence
 
 
 def node_of(tensor: torch.Tensor) -> Any:
-    """The node that made a tensor, if autograd can tell."""
+    """The node that made a tensor; None if there is none or autograd cannot tell."""
     try:
         return tensor.grad_fn
-    except RuntimeError:  # one of several views whose base was written behind autograd's back
+    except RuntimeError:  # one of several views of one call, whose base was written since
         return None

@@ -1,12 +1,11 @@
-"""Collecting the gradient of each entry during a later backward pass.
+"""Collects the gradient of each entry during a later backward pass.
 
-The gradient of an entry is what arrives at the node of autograd's graph that made it. Three cases
-need more. The tensor of an in-place operation on a *view* is not on autograd's path: the base is
-(torch calls the node `CopySlices`), so the gradient is cut out of the base's. A view is given a new
-node when its base is written, and is watched there anew; views that it was made from have their
-share in it (`view_tree.py`). And inputs and parameters belong to the user: they may be part of
-other graphs and must not keep a hook of ours, so what arrives at them is collected at the nodes
-that send it.
+The gradient of an entry is what arrives at its node of autograd's graph. There are three special
+cases. An in-place operation on a *view* adds a node to its base (`CopySlices`), so the view's
+gradient is cut out of the base's. A view gets a new node when its base is written, and is hooked
+again there; its parent views have a share in that gradient (`view_tree.py`). And inputs and
+parameters may be part of other graphs and must not keep our hooks, so their gradients are collected
+at the nodes that send them.
 """
 
 import math
@@ -30,9 +29,7 @@ from torchlens._recording.wrappers import copy_of
 
 
 def slice_written(entry: int, tensor: torch.Tensor, before: int | None) -> Slice | None:
-    """What autograd made of entry `entry` having written to `tensor`, if that is a view. Under
-    no_grad it made nothing.
-    """
+    """The Slice of an in-place write by `entry` to a view; None without a `CopySlices` node."""
     base = tensor._base if torch.is_grad_enabled() else None
     if base is None or base.grad_fn is None or type(base.grad_fn).__name__ != "CopySlices":
         return None
@@ -40,43 +37,39 @@ def slice_written(entry: int, tensor: torch.Tensor, before: int | None) -> Slice
 
 
 class Gradients(dict[int, torch.Tensor]):
-    """Entry number → gradient, summed over the backward passes through it; the runs of the nodes
-    that were in them.
+    """Entry number → gradient, summed over backward passes; and the node runs of those passes.
 
-    The hooks, which live as long as the graph does, know it only weakly: it is gone when its
-    history is.
+    The hooks live as long as the graph and refer weakly to this object, which its history owns.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Number of a parameter → what the entries of this pass sent to it, summed likewise.
+        # Parameter index → the gradient that the entries of this pass sent to it, summed likewise.
         self.parameters: dict[int, torch.Tensor] = {}
         # (backward pass, entry) in the order in which gradients arrived.
         self.arrivals: list[tuple[int, int]] = []
         # Number of a node → the entry that made it.
         self.owners: dict[int, int] = {}
-        # Entries of which not every node is known for certain to be theirs.
+        # Entries some of whose nodes may belong to other entries.
         self.uncertain: set[int] = set()
         # Whether there is a part that runs its own backward pass inside, out of sight; the passes
         # in which it was seen.
         self.has_checkpoint = False
-        # Why entries have no gradient although some arrived.
+        # The reasons why entries have no gradient although some arrived.
         self.missing: dict[int, str] = {}
         self.complete: set[int] = set()
-        # Runs of nodes that no entry made, in the backward passes that were logged as such.
+        # Runs of nodes without an entry, in logged backward passes.
         self.outside: list[NodeRun] = []
         self.watch: BackwardWatch = TellingWatch(
             _weakly(self, "_before"), _weakly(self, "_after"), most=math.inf
         )
-        # By number of the node: which of the gradients that reach it are collected, and of those
-        # that it sends on.
+        # By node number: which gradients are collected, of those that it receives and those that it
+        # sends.
         self._reaching: dict[int, list[tuple[int, int, Slice | Share | None]]] = {}
         self._sent: dict[int, list[tuple[int, list[int], Slice | Share | None]]] = {}
 
     def clear(self) -> None:
-        """Forgets all gradients and runs. Those of later backward passes are collected
-        nevertheless.
-        """
+        """Discards all gradients and runs; later backward passes are still collected."""
         super().clear()
         self.parameters.clear()
         self.arrivals.clear()
@@ -87,36 +80,30 @@ class Gradients(dict[int, torch.Tensor]):
     def collect_reaching(
         self, number: int, output: int, entry: int, part: Slice | Share | None = None
     ) -> None:
-        """What reaches output `output` of node `number`, or part of it, is the gradient of
-        `entry`.
-        """
+        """Collects the gradient at output `output` of node `number`, or its `part`, for `entry`."""
         self._reaching.setdefault(number, []).append((output, entry, part))
 
     def forget_reaching(self, entry: int) -> None:
-        """Nothing that was said to be the gradient of `entry` is: it has another place in
-        autograd's graph now.
-        """
+        """Stops collecting for `entry`, which has another node now."""
         for number, collected in self._reaching.items():
             self._reaching[number] = [each for each in collected if each[1] != entry]
 
     def collect_sent(
         self, number: int, position: int, targets: list[int], part: Slice | Share | None = None
     ) -> None:
-        """What node `number` sends to the node at `position`, or part of it, is sent to
-        `targets`.
-        """
+        """Collects what node `number` sends at `position`, or its `part`, for `targets`."""
         self._sent.setdefault(number, []).append((position, targets, part))
 
     def collect(self, number: int, output: int, gradient: torch.Tensor, task: int) -> None:
-        """Takes a gradient that came as far as node `number`, which did not run, in backward pass
-        `task`.
+        """Adds a gradient that reached node `number` in backward pass `task`, though the node did
+        not run.
         """
         for own_output, entry, part in reversed(self._reaching.get(number, ())):
             if own_output == output:
                 self.add(entry, gradient, part, task)
 
     def _before(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
-        # Last made, first collected: an output comes before the operation that made it.
+        # In reverse order: an output comes before the operation that made it.
         for output, entry, part in reversed(self._reaching.get(info.number, ())):
             self.add(entry, gradients[output], part)
 
@@ -136,7 +123,7 @@ class Gradients(dict[int, torch.Tensor]):
             gradient = part.cut(gradient)
         held, key = (self, target) if target >= 0 else (self.parameters, -1 - target)
         known = held.get(key)
-        # Cloned: autograd may go on to add into the very tensor it hands to hooks.
+        # Cloned, because autograd may accumulate in place into the tensor it passes to hooks.
         held[key] = copy_of(gradient) if known is None else known + gradient
         if target >= 0:
             self.arrivals.append(
@@ -145,7 +132,7 @@ class Gradients(dict[int, torch.Tensor]):
 
 
 class TellingWatch(BackwardWatch):
-    """The failures of this one are read nowhere, so it warns at once of what is missing."""
+    """A watch that warns immediately, because its `failures` are not read."""
 
     def _fail(self, error: Exception, info: NodeInfo) -> None:
         super()._fail(error, info)
@@ -153,7 +140,7 @@ class TellingWatch(BackwardWatch):
 
 
 def _weakly(owner: Any, method: str) -> Callable[[NodeInfo, tuple[Any, ...]], None]:
-    """A method of `owner`, which is not kept alive."""
+    """A call of a method of `owner` that does not keep `owner` alive."""
     reference = weakref.ref(owner)
 
     def call(info: NodeInfo, gradients: tuple[Any, ...]) -> None:
@@ -165,7 +152,7 @@ def _weakly(owner: Any, method: str) -> Callable[[NodeInfo, tuple[Any, ...]], No
 
 
 class GradientHooks:
-    """Tells `gradients` which entry each node belongs to."""
+    """Hooks the nodes of entries, and assigns nodes to entries for `gradients`."""
 
     def __init__(self, first_sequence: int = 0) -> None:
         self.gradients = Gradients()
@@ -173,24 +160,24 @@ class GradientHooks:
         self.gradients.missing = self.views.missing
         # Nodes with lower numbers existed before the pass.
         self._first_sequence = first_sequence
-        # Nodes with lower numbers are watched, but belong to entries that are not known here.
+        # Nodes with lower numbers are watched, but belong to entries unknown here.
         self.owning_from = 0
-        # Where the pass ends: targets (an entry, or -1 - k for parameter k) by `id` of the leaf, or
-        # by (`id` of the node, output). The nodes are kept so that their ids stay theirs.
+        # Targets where the pass ends (an entry, or -1 - k for parameter k), by `id` of the leaf, or
+        # by (`id` of the node, output). Nodes are kept alive so that their ids stay unique.
         self._leaves: dict[int, list[int]] = {}
         self._ends: dict[tuple[int, int], list[int]] = {}
         self._end_nodes: list[Any] = []
-        # For each entry that is a view, the node that was watched.
+        # For each view entry, the watched node.
         self._view_nodes: dict[int, Any] = {}
         # Entries that wrote to a view.
         self._written_views: set[int] = set()
 
     def admit_threads(self) -> None:
-        """Takes nodes of every number for the pass's own: each thread counts for itself, from 0."""
+        """Accepts nodes with any number, because each thread counts from 0."""
         self._first_sequence = 0
 
     def watch_source(self, target: int, tensor: torch.Tensor) -> None:
-        """Collects what arrives at a tensor that existed before the pass."""
+        """Collects the gradient of a tensor that existed before the pass."""
         if tensor.requires_grad:
             node = node_of(tensor)
             if node is None:
@@ -199,7 +186,7 @@ class GradientHooks:
                 self.watch_end(target, node, tensor.output_nr)
 
     def watch_end(self, target: int, node: Any, output: int) -> None:
-        """Collects what arrives at a node that existed before the pass."""
+        """Collects the gradient at a node that existed before the pass."""
         if sequence_of(node) < 0:
             self._leaves.setdefault(id(node.variable), []).append(target)
         else:
@@ -219,7 +206,7 @@ class GradientHooks:
             self._leaves[id(tensor)].append(entry)
 
     def watch_at(self, entry: int, node: Any, output: int) -> None:
-        """Collects what reaches `node` as the gradient of `entry`, which made it."""
+        """Collects the gradient at `node` for `entry`."""
         at_end = self._targets_at(node, output)
         if at_end is not None:  # an input, handed on as it was
             at_end.append(entry)
@@ -230,9 +217,7 @@ class GradientHooks:
             self.gradients.collect_reaching(number, output, entry)
 
     def watch_again(self, entry: int, tensor: torch.Tensor, time: int) -> None:
-        """Before a view is read by entry `time`: watches it where it now stands, if its base was
-        written since.
-        """
+        """Hooks the new node of a view whose base was written, before entry `time` reads it."""
         last, node = self._view_nodes.get(entry), node_of(tensor)
         if last is None or node is None or node is last:
             return
@@ -244,15 +229,13 @@ class GradientHooks:
                 self.gradients.collect_reaching(number, tensor.output_nr, share.entry, share)
 
     def watch_write(self, part: Slice) -> None:
-        """Collects the gradients of a view that was written in place, and of what it was until
-        then.
-        """
+        """Collects the gradients of a view written in place, after and before the write."""
         self._own_nodes(part.entry, part.node)
         number = self.gradients.watch.number_of(part.node)
         if number is not None:
-            part = part._replace(node=None)  # a node must not be kept by its own hooks
+            part = part._replace(node=None)  # hooks must not keep their node alive
             self.gradients.collect_reaching(number, 0, part.entry, part)
-            # What was itself written as a view gets all that reaches its base.
+            # The result of an earlier write to a view already gets all that reaches its base.
             is_collected = part.before in self._written_views
             self._written_views.add(part.entry)
             if part.before is not None and part.before >= 0 and not is_collected:
@@ -260,7 +243,7 @@ class GradientHooks:
                     self.gradients.collect_sent(number, 0, [share.entry], share)
 
     def note_written_together(self, entry: int, read: Iterable[int]) -> None:
-        """Entry `entry` is one of several views that one call wrote to, having read `read`."""
+        """Marks `entry`, one of several views written by one call, and the views it `read`."""
         known = [each for each in read if self.views.is_view(each) or each in self._written_views]
         for each in (entry, *known):
             self.views.note_written_together(each)
@@ -272,9 +255,7 @@ class GradientHooks:
         return self._ends.get((id(node), output)) if self._ends else None
 
     def _own_nodes(self, entry: int, node: Any) -> None:
-        """The nodes from `node` on without an owner are the entry's; what they send to ends of the
-        pass is collected.
-        """
+        """Assigns unowned nodes below `node` to the entry, and collects what they send to ends."""
         gradients, pending = self.gradients, [node]
         while pending:
             node = pending.pop()

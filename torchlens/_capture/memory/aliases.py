@@ -1,8 +1,8 @@
-"""Values that look at one storage, and which of them a write to it is going to change.
+"""Index of the values in one storage, to find those that a write changes.
 
-A value is asked about again with every write that leaves it alone, so asking must be cheap. Most
-answers are plain from where regions begin and end. For the others, regions become spans on the axes
-of a lattice, and all are compared at once.
+Every write queries all values that earlier writes left alone, so a query must be cheap. Most are
+decided by where regions start and end. For the others, regions become spans on the axes of a
+lattice, which are compared in one vectorised step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,21 +14,20 @@ import numpy as np
 from torchlens._recording.cells import Lattice, Places
 from torchlens._recording.regions import Region
 
-# Up to this many are compared one by one.
+# Up to this many values are compared one by one.
 _FEW = 12
-# However many kinds of regions a storage has, its lattice is not made anew more often than this.
+# The lattice is rebuilt at most this many times.
 _MOST_LATTICES = 16
-# A region of more boxes than this is taken for all that lies between its first and its last byte.
+# A region of more boxes than this is replaced by the interval from its first to its last byte.
 _MOST_BOXES = 8
 
-# On each axis of the lattice: the first place, the last one, the step between them (0 if they are
-# the same).
+# On each axis of the lattice: first place, last place, step (0 if they are equal).
 _Span = tuple[tuple[int, int, int], ...]
 _NOWHERE = (1, 0, 0)
 
 
 class Aliases:
-    """Things of any kind, each with the region it looks at."""
+    """Objects of any type, each with its region."""
 
     __slots__ = ("_crowd", "_few")
 
@@ -42,12 +41,13 @@ class Aliases:
             yield from [thing for thing in self._crowd.things if thing is not None]
 
     def add(self, thing: Any, region: Region) -> None:
-        """Takes a thing, which is not None."""
+        """Adds an object other than None."""
         self._few.append((thing, region))
 
     def take(self, written: Region) -> list[Any]:
-        """Hands out the things that a write to `written` changes; of irregular regions perhaps some
-        more, never fewer.
+        """Removes and returns the objects that a write to `written` changes.
+
+        May return too many, but never too few, if regions are irregular.
         """
         taken, left, unclear = [], [], []
         start, end = written.start, written.end
@@ -77,19 +77,18 @@ class Aliases:
 
 
 class _Crowd:
-    """Things that are compared all at once."""
+    """Objects that are compared in one vectorised step."""
 
     def __init__(self) -> None:
-        self.things: list[Any] = []  # None for one that was taken
+        self.things: list[Any] = []  # None once taken
         self._regions: list[Region] = []
         self._num_taken = 0
         self._lattice = Lattice((1,), 0)
         self._num_lattices = 0
-        self._layouts: set[tuple[tuple[int, ...], int]] = (
-            set()
-        )  # strides and size of items that the lattice was made for
+        # (strides, item size) of the regions that the lattice supports.
+        self._layouts: set[tuple[tuple[int, ...], int]] = set()
         self._spans: dict[Region, _Span] = {}
-        # On each axis, the firsts, lasts and steps of the first `_num_listed` things.
+        # By axis: first, last and step of the first `_num_listed` objects.
         self._table = np.zeros((0, 3, 0), dtype=np.int64)
         self._num_listed = 0
         self._is_stepped = False
@@ -107,14 +106,14 @@ class _Crowd:
         taken = [self.things[number] for number in found]
         for number in found:
             self.things[number] = None
-        self._table[0, 0, found] = np.iinfo(np.int64).max  # nothing meets them any more
+        self._table[0, 0, found] = np.iinfo(np.int64).max  # matches no span
         self._num_taken += len(taken)
         if self._num_taken > len(self.things) // 2:
             self._close_ranks()
         return taken
 
     def _learn(self, region: Region) -> None:
-        """Makes a new lattice if the present one was not made for regions of this kind."""
+        """Rebuilds the lattice if it does not support regions with this layout."""
         layout = (region.strides, region.item_bytes)
         if layout in self._layouts:
             return
@@ -140,20 +139,20 @@ class _Crowd:
         return span
 
     def _compare(self, span: _Span) -> list[int]:
-        """The numbers of the things that meet a span."""
+        """The indices of the objects that intersect a span."""
         self._list()
         num_things = len(self.things)
         meets = np.ones(num_things, dtype=bool)
         for axis, (first, last, step) in enumerate(span):
             firsts, lasts, steps = self._table[axis, :, :num_things]
             meets &= (firsts <= last) & (lasts >= first)
-            if step > 1 or self._is_stepped:  # they may pass each other by
+            if step > 1 or self._is_stepped:  # stepped ranges may interleave without a common place
                 common = np.maximum(np.gcd(steps, step), 1)
                 meets &= (firsts - first) % common == 0
         return np.flatnonzero(meets).tolist()
 
     def _list(self) -> None:
-        """Brings the table up to date."""
+        """Adds new objects to the table."""
         first, end, num_axes = self._num_listed, len(self.things), len(self._lattice.strides)
         if not first:
             self._is_stepped = False
@@ -170,7 +169,7 @@ class _Crowd:
             self._num_listed = end
 
     def _close_ranks(self) -> None:
-        """Forgets those that were taken."""
+        """Removes taken objects from the lists."""
         if not self._num_taken:
             return
         kept = [number for number, thing in enumerate(self.things) if thing is not None]
@@ -183,7 +182,7 @@ class _Crowd:
 
 
 def _span(*places: Places) -> tuple[int, int, int]:
-    """All these places of one axis, and those between them that are a step apart."""
+    """The smallest span that contains all these places of one axis."""
     if len(places) == 1:
         first, step, count = places[0]
         return first, first + step * (count - 1), step if count > 1 else 0

@@ -9,23 +9,21 @@ from torchlens._recording.regions import region_of, storage_of
 from torchlens._recording.wrappers import copy_of
 
 Tensor = torch.Tensor
-_clone_all = getattr(torch, "_foreach_clone", None)  # not in every torch
+_clone_all = getattr(torch, "_foreach_clone", None)  # not in every version of torch
 _ALIGNMENT = 16  # bytes; no element is larger
-# Copies that are together smaller than this share no memory.
+# Below this total size, copies do not share memory.
 _SMALL = 1 << 16  # bytes
 
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies that are part of the autograd graph, if the tensors are. Of a tensor with values, one
-    with values, always.
-    """
-    # Whatever writes to them may run under no_grad, like the forward of a custom function.
+    """Copies in the autograd graph of the tensors; copies of real tensors are never fake."""
+    # The writing code may run under no_grad, like the forward of a custom function.
     with unset_fake_temporarily(), torch.enable_grad():
         return _copies_of(tensors)
 
 
 def _copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    # Others may have symbolic sizes, which must not be compared with anything.
+    # Other tensors may have symbolic sizes, which must not be compared.
     simple = [tensor for tensor in tensors if type(tensor) is Tensor and not tensor.is_nested]
     if sum(tensor.numel() * tensor.element_size() for tensor in simple) < _SMALL:
         return _copies_apart(tensors)
@@ -50,7 +48,7 @@ def _copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is nothing but the elements in its memory."""
+    """True if the tensor is plain memory: dense, without gradients, conj or neg bits."""
     return (
         type(tensor) is Tensor
         and not tensor.requires_grad
@@ -72,7 +70,7 @@ def _bytes_between(tensor: Tensor, start: int, end: int) -> Tensor:
 
 
 def _same_view(tensor: Tensor, memory: Tensor, start: int) -> Tensor:
-    """A tensor that looks at `memory` as `tensor` looks at its own memory from byte `start` on."""
+    """A tensor in `memory`, laid out like `tensor` in its own memory from byte `start` on."""
     offset = int(tensor.storage_offset()) - start // tensor.element_size()
     return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), offset)
 
@@ -85,10 +83,8 @@ def _copies_apart(tensors: Sequence[Tensor]) -> list[Tensor]:
     ):
         try:
             return list(_clone_all(list(tensors)))
-        except (
-            NotImplementedError,
-            RuntimeError,
-        ):  # a kind of tensor that can only be copied alone
+        except (NotImplementedError, RuntimeError):
+            # A kind of tensor that can only be cloned alone.
             pass
     return list(map(_copy_apart, tensors))
 
@@ -96,7 +92,7 @@ def _copies_apart(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _copy_apart(tensor: Tensor) -> Tensor:
     try:
         return copy_of(tensor)
-    except NotImplementedError:  # numbers of less than a byte, which torch cannot copy
+    except NotImplementedError:  # sub-byte types, which torch cannot copy
         return tensor
-    except RuntimeError:  # one of several views whose base was written behind autograd's back
+    except RuntimeError:  # one of several views of one call, whose base was written since
         return tensor.detach().clone()

@@ -29,7 +29,7 @@ from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import warn_log_caller
 from torchlens._recording.wrappers import inner_of
 
-_INTERVAL = 0.005  # seconds between two looks
+_INTERVAL = 0.005  # seconds between two checks
 # Until the process has grown by this much, `free_bytes` is not read: it takes as long as hundreds
 # of operations.
 _NEGLIGIBLE_BYTES = 32 * 2**20
@@ -50,15 +50,15 @@ class MemoryWatch:
     ) -> None:
         self._values = values
         self._saved_args = saved_args
-        self._times = 2 if keeps_gradients else 1  # a gradient for each value is still to come
+        self._times = 2 if keeps_gradients else 1  # a gradient for each value comes later
         self._held_before = {device: _held(device) for device in _devices()}
-        # By device: what was free at the start, and at which growth to count.
+        # By device: free memory at the start, and the growth at which to count saved tensors.
         self._free: dict[torch.device, float] = {}
         self._count_at: dict[torch.device, float] = {}
         self._is_over = False
 
     def look(self, outside: Iterable[torch.Tensor]) -> float:
-        """Warns, once, if the log has saved too much; returns the time of the next look."""
+        """Warns once if the log has saved too much; returns the time of the next check."""
         for device, before in self._held_before.items():
             grown = _held(device) - before
             if grown >= self._count_at.get(device, _NEGLIGIBLE_BYTES) and not self._is_over:
@@ -74,7 +74,7 @@ class MemoryWatch:
             with torch._C.DisableTorchFunctionSubclass():
                 saved = _bytes_kept_alive(self._tensors(), device, outside)
             if saved >= limit:
-                self._is_over = True  # also for threads that look meanwhile
+                self._is_over = True  # also for other threads
                 self._warn(saved, device)
         self._count_at[device] = max(limit, grown + limit / 8)
 
@@ -116,9 +116,7 @@ def _held(device: torch.device) -> int:
 def _bytes_kept_alive(
     tensors: Iterable[torch.Tensor], device: torch.device, outside: Iterable[torch.Tensor]
 ) -> int:
-    """The bytes of a device that `tensors` keep alive: each storage once, without those of
-    `outside`.
-    """
+    """The bytes of a device that `tensors` keep alive, without the storages of `outside`."""
     seen = {storage._cdata for storage in map(_storage, outside) if storage is not None}
     total = 0
     for storage in map(_storage, tensors):
@@ -145,20 +143,18 @@ _FEW = 4 * 2**20  # bytes of values that are held but not wanted: freeing each o
 
 
 class Outflow(Protocol):
-    """Takes the values."""
+    """Receives saved values during a pass."""
 
     @property
     def limit(self) -> int:
         """How many bytes of values to hold before they are handed over."""
 
     def take(self, numbers: Sequence[int]) -> Mapping[int, StoredValue]:
-        """Takes the values of these rows of the running log; returns what is to stand in place of
-        those it took.
-        """
+        """Takes the values of these rows; returns their replacements, for those it took."""
 
 
 class OutflowWatch:
-    """Stands where a `MemoryWatch` may stand, and is asked as often."""
+    """Alternative to `MemoryWatch`: hands values over to an `Outflow`."""
 
     interval = _INTERVAL
 
@@ -179,7 +175,7 @@ class OutflowWatch:
         self._held: list[int] = []
 
     def look(self, outside: Sequence[torch.Tensor]) -> float:
-        """Hands values over if there are enough of them; returns when to look again."""
+        """Hands values over if there are enough; returns the time of the next check."""
         if threading.get_ident() == self._thread:
             with torch._C.DisableTorchFunction():
                 self._count()
@@ -199,8 +195,8 @@ class OutflowWatch:
         self._num_seen = len(values)
 
     def _forget_unwanted(self, wanted: Container[int]) -> None:
-        """Lets go of what no module has returned so far; if it is returned later, it is saved
-        then.
+        """Discards values that no module has returned so far; `_save_output` saves them if one does
+        later.
         """
         recorder = self._recorder()
         if recorder is not None:

@@ -1,10 +1,9 @@
-"""Which operation last wrote the memory a tensor looks at; saved values, copied only when
-overwritten.
+"""Saved values, and the operation that last wrote each storage.
 
-A saved value is the tensor itself. Just before an operation writes to memory, the saved values that
-look at it are replaced by copies; when the pass is over, so are those that share memory with
-something the user holds. Each write is noted with the bytes it covers, so that the graph can tell
-later who a reader really read.
+A saved value is the tensor itself. Before an operation writes to memory, the saved values in that
+memory are replaced by copies; after the pass, so are those that share memory with tensors that the
+user holds. Each write is recorded with its region, so that the graph can find which entry a later
+read depends on.
 """
 
 import weakref
@@ -20,13 +19,14 @@ from torchlens._recording.regions import Region, region_of, storage_of
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.wrappers import copy_of, inner_of
 
-# A value that is copied when its memory is written: an entry's, or the one at a place of a list.
+# A value to copy before its memory is written: an entry, or a list and an index.
 Held = int | tuple[list[Any], int]
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether there is memory for a tensor's elements: FSDP lets go of it and leaves the tensor,
-    and reading it crashes.
+    """True if the elements of a tensor are in memory.
+
+    FSDP frees the storage of a tensor that it keeps, and reading such a tensor crashes.
     """
     try:
         return (
@@ -34,12 +34,12 @@ def has_memory(tensor: torch.Tensor) -> bool:
             or tensor.numel() == 0
             or inner_of(tensor) is not None
         )
-    except (NotImplementedError, RuntimeError, ValueError):  # a kind that has none of its own
+    except (NotImplementedError, RuntimeError, ValueError):  # a kind without storage
         return True
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often the tensor's memory was written to, as torch counts; -1 where it does not count."""
+    """torch's version counter of the tensor; -1 if it has none."""
     try:
         return tensor._version
     except RuntimeError:  # tensors made under inference_mode
@@ -47,7 +47,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor without gradients is the only one that looks at its memory."""
+    """True if `tensor` is plain, needs no gradient and shares its memory with no other tensor."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         return False
     try:
@@ -57,8 +57,9 @@ def _is_alone(tensor: torch.Tensor) -> bool:
 
 
 def _num_owners(tensor: torch.Tensor) -> int:
-    """How many hold the storage of a tensor; whether Python's view of it is one of them depends on
-    the version of torch.
+    """The reference count of the tensor's storage.
+
+    Depending on the version of torch, the count includes Python's storage object.
     """
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
@@ -73,43 +74,39 @@ class Memory:
         self.values: list[Any] = []
         self.versions: list[int] = []
         self.storages: list[int] = []
-        # A weak reference to the tensor of each entry whose value is not that tensor itself.
+        # Weak references to the tensors of entries whose saved value is another object.
         self.origins: dict[int, weakref.ref[torch.Tensor]] = {}
-        # Weak references to other tensors that pass for the one of an entry.
+        # Weak references to other tensors that `entry_of` maps to the entry.
         self._stand_ins: dict[int, list[weakref.ref[torch.Tensor]]] = {}
-        # Entries whose memory is still being written in the background: their tensor, and the entry
-        # that began it.
+        # Entries whose memory an asynchronous operation is writing: their tensor, and the entry of
+        # that operation.
         self.unfinished: dict[int, tuple[torch.Tensor, int]] = {}
         self.regions: dict[int, Region] = {}
         self.writes: list[Write] = []
-        # True once an entry's tensor may die before the pass ends, and its id be used by another.
+        # True once the tensor of an entry may die during the pass, so that its id may be reused.
         self.may_die = transform is not None
-        # The tensors whose saved values were replaced by copies. Their memory lives on in what was
-        # written to it.
+        # Tensors that are no longer saved values, kept alive so that their ids stay unique.
         self._replaced: list[torch.Tensor] = []
         # Entries whose saved value is a copy.
         self.copies: set[int] = set()
         self._transform = transform
         self._keeps_undo = keeps_undo
-        # By storage, what looks at it: of storages that were written, and of the others or since
-        # the last write.
+        # By storage: values in storages that were written (`_aliases`), and values not indexed yet.
         self._aliases: dict[int, Aliases] = {}
         self._waiting: dict[int, list[Held]] = {}
         self._num_indexed = 0
-        self._known_storages: set[int] = set()  # of entries
-        # By storage, the last entry that wrote there, and the tensor it wrote to with its version
-        # then.
+        self._known_storages: set[int] = set()  # storages of entries
+        # By storage: the last entry that wrote there, the tensor it wrote to, and the version after
+        # that.
         self.last_writes: dict[int, tuple[int, weakref.ref[torch.Tensor], int]] = {}
-        # Storages whose memory the model got hold of, to write to it unseen.
+        # Storages whose memory the model exposed (to numpy, say), so that it may write unseen.
         self.exposed: set[int] = set()
         self._outside: set[int] = set()
         self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
         self._generators: dict[torch.Generator, torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor, is_saved: bool, is_finished: bool = True) -> None:
-        """Takes the tensor of the next entry; if not `is_finished`, its value is to come:
-        `finish`.
-        """
+        """Adds the next entry's tensor; if not `is_finished`, `finish` saves its value later."""
         storage = storage_of(tensor)
         self.storages.append(storage)
         if storage in self.last_writes:
@@ -144,9 +141,7 @@ class Memory:
             self.may_die = True
 
     def writers_of(self, tensor: torch.Tensor) -> list[int]:
-        """The entries that are still writing, in the background, to memory that `tensor` looks
-        at.
-        """
+        """The entries of asynchronous operations that write to memory of `tensor`."""
         if not self.unfinished:
             return []
         storage, region = storage_of(tensor), region_of(tensor)
@@ -157,9 +152,7 @@ class Memory:
         ]
 
     def finish(self, entries: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
-        """What the entries were waiting for is there. Returns those whose value is known now, with
-        their tensors.
-        """
+        """Saves the values of finished asynchronous operations; returns the entries and tensors."""
         begun = set(entries)
         found = [
             (entry, tensor) for entry, (tensor, owner) in self.unfinished.items() if owner in begun
@@ -169,7 +162,7 @@ class Memory:
             self._take(entry, tensor, is_saved=True)
         for storage in {self.storages[entry] for entry in begun} & self.last_writes.keys():
             last, reference, version = self.last_writes[storage]
-            target = reference()  # which may count the write only now
+            target = reference()  # the version may count the write only now
             self.last_writes[storage] = (
                 last,
                 reference,
@@ -178,32 +171,32 @@ class Memory:
         return found
 
     def drop(self, entries: Iterable[int]) -> None:
-        """The entries, and views of them, will never know their value."""
+        """Marks the values of these entries, and of views of them, as unavailable."""
         begun = set(entries)
         for entry in [entry for entry, (_, owner) in self.unfinished.items() if owner in begun]:
             tensor, _ = self.unfinished.pop(entry)
             self._take(entry, tensor, is_saved=False)
 
     def stand_in(self, entry: int, tensor: torch.Tensor) -> None:
-        """`tensor` passes for the one that the entry made."""
+        """Registers `tensor` as another tensor of the entry."""
         self._stand_ins.setdefault(entry, []).append(weakref.ref(tensor))
-        if not self.may_die:  # then tensors are told apart by `id` alone, which must stay theirs
+        if not self.may_die:  # entries are found by `id` alone, so ids must stay unique
             self._replaced.append(tensor)
 
     def save(self, entry: int, tensor: torch.Tensor, is_written: bool = False) -> None:
-        """Saves the tensor of an entry that was added unsaved, or `is_written` since: then as it is
-        now.
-        """
+        """Saves the current value of an entry that was not saved, or that `is_written` since."""
         if self.values[entry] is None or is_written:
             value = tensor if self._transform is None else self._transform(tensor)
             self.values[entry] = value
             self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
-            if entry < self._num_indexed:  # for the next write to its memory
+            if entry < self._num_indexed:  # so that the next write to its memory copies it
                 self._waiting.setdefault(self.storages[entry], []).append(entry)
 
     def let_go(self, stored: Mapping[int, StoredValue | None]) -> None:
-        """Forgets the values of entries that lie somewhere else now, or nowhere. Their tensors may
-        die, and their ids be used again."""
+        """Replaces the saved values of entries by stored ones, or by None.
+
+        Their tensors may die, and their ids be reused.
+        """
         self.may_die = True
         for entry, value in stored.items():
             tensor = self.values[entry]
@@ -212,7 +205,7 @@ class Memory:
             self.versions[entry] = -1
 
     def add_unsaved(self, entry: int, tensor: torch.Tensor, storage: int) -> None:
-        """As `add`, for the tensor of an operation that is not saved; `storage` is its own."""
+        """As `add`, for an operation's tensor that is not saved and lies in `storage`."""
         self.storages.append(storage)
         self.values.append(None)
         self.versions.append(-1)
@@ -221,10 +214,9 @@ class Memory:
             self.regions[entry] = region_of(tensor)
 
     def may_overwrite(self, entry: int, tensor: torch.Tensor) -> bool:
-        """Whether the tensor of an unsaved entry can be written to without further ado.
+        """True if the tensor of an unsaved entry can be overwritten without a copy.
 
-        If so, the entry shares its memory with no later one, as if it had been saved and replaced
-        by a copy.
+        The entry then gets a storage number of its own, as if it had been saved and copied.
         """
         if self.values[entry] is not None or self._keeps_undo or not _is_alone(tensor):
             return False
@@ -232,13 +224,14 @@ class Memory:
         return True
 
     def keep_copy(self, entry: int, tensor: torch.Tensor) -> bool:
-        """Saves a copy of the entry's tensor, which is going to be written, if no other tensor
-        shares its memory; returns whether it did.
+        """Replaces a saved tensor that is about to be written by a copy; returns whether it did.
+
+        Only for a tensor that shares its memory with no other tensor.
         """
         if self.values[entry] is not tensor or not _is_alone(tensor):
             return False
         copy = tensor.clone()
-        if type(copy) is not torch.Tensor:  # a fake one, of a tensor that has values
+        if type(copy) is not torch.Tensor:  # a FakeTensorMode made a copy without values
             return False
         self._replaced.append(tensor)
         self.values[entry] = copy
@@ -249,23 +242,23 @@ class Memory:
         return True
 
     def is_written_since(self, entry: int) -> bool:
-        """Whether the memory of an entry was written after the entry was made."""
+        """True if the storage of an entry was written after the entry was made."""
         last = self.last_writes.get(self.storages[entry])
         return last is not None and last[0] > entry
 
     def is_alive(self, entry: int, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is still the one that `entry` made."""
+        """True if `tensor` is a live tensor of `entry`, not a new one with the same id."""
         origin = self.origins.get(entry)
         if origin is None or origin() is tensor:
             return True
         return any(stand_in() is tensor for stand_in in self._stand_ins.get(entry, ()))
 
     def watch_argument(self, holder: list[Any], index: int) -> None:
-        """Copies `holder[index]` too when its memory is about to be written."""
+        """Registers `holder[index]` to be copied before its memory is written."""
         self._waiting.setdefault(storage_of(holder[index]), []).append((holder, index))
 
     def before_write(self, targets: Sequence[torch.Tensor]) -> None:
-        """Copies the saved values that look at the memory of `targets`."""
+        """Copies the saved values that overlap `targets`, before a write to `targets`."""
         self._index()
         for target in targets:
             storage = storage_of(target)
@@ -279,7 +272,7 @@ class Memory:
                 for held in aliases.take(written)
                 if isinstance(self._value_of(held), torch.Tensor)
             ]
-            if self.unfinished:  # the memory of those is not where this write goes
+            if self.unfinished:  # unfinished values are taken later, from their own memory
                 for held in [
                     held for held in taken if isinstance(held, int) and held in self.unfinished
                 ]:
@@ -289,51 +282,45 @@ class Memory:
                 self._replace_by_copies(taken)
 
     def before_free(self, targets: Sequence[torch.Tensor]) -> None:
-        """Copies the saved values that look at memory which is going to be let go of."""
-        keeps_undo, self._keeps_undo = (
-            self._keeps_undo,
-            False,
-        )  # what is let go of cannot be put back, nor need it be
+        """Copies the saved values that overlap `targets`, whose memory is about to be freed."""
+        # Freed memory cannot be restored, and need not be.
+        keeps_undo, self._keeps_undo = self._keeps_undo, False
         try:
             self.before_write(targets)
         finally:
             self._keeps_undo = keeps_undo
 
     def before_random(self, generator: torch.Generator) -> None:
-        """A generator of the model's own is going to be drawn from."""
+        """Saves the state of a generator of the model before its first use."""
         if self._keeps_undo and generator not in self._generators:
             self._generators[generator] = generator.get_state()
 
     def expose(self, tensor: torch.Tensor) -> None:
-        """Takes note that the model got hold of the tensor's memory: what looks at it is saved by
-        copy.
-        """
+        """Marks the tensor's storage as exposed: from now on, values in it are saved as copies."""
         self.before_write([tensor])
         self.exposed.add(storage_of(tensor))
         self.may_die = True
 
     def after_write(self, entry: int, targets: Sequence[torch.Tensor]) -> None:
-        """Notes that `entry` wrote to `targets`."""
+        """Records that `entry` wrote to `targets`."""
         for target in targets:
             storage = storage_of(target)
             self.writes.append(Write(entry, storage, region_of(target)))
             self.last_writes[storage] = (entry, weakref.ref(target), version_of(target))
 
     def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
-        """From here on, entries are made by operations; `outside` is what existed before."""
+        """Marks the start of the operations; `outside` are the tensors that existed before."""
         self._outside = set(map(storage_of, outside)) if self._keeps_undo else set()
 
     def meet(self, entry: int, tensor: torch.Tensor) -> None:
-        """Takes note that the tensor of an entry existed before the first operation, though it was
-        met only now.
-        """
+        """Records that the tensor of `entry` existed before the first operation."""
         if self._keeps_undo:
             self._outside.add(storage_of(tensor))
-        if self.writes:  # perhaps to this memory, through another tensor
+        if self.writes:  # possibly to this memory
             self.regions[entry] = region_of(tensor)
 
     def cut(self, num_entries: int) -> None:
-        """Lets all lists end together; an interrupt (Ctrl-C) may have come between two of them."""
+        """Cuts all lists to the same length, since Ctrl-C may interrupt between two appends."""
         num_entries = min(num_entries, len(self.values), len(self.versions))
         for column in (self.storages, self.values, self.versions):
             del column[num_entries:]
@@ -341,10 +328,9 @@ class Memory:
     def settle(
         self, outliving: Iterable[torch.Tensor], wanted: Container[int] | None = None
     ) -> None:
-        """Copies the saved values that share memory with tensors that live on after the pass. It is
-        safe to repeat.
+        """Copies the saved values that share memory with `outliving` tensors. May be called again.
 
-        Values of entries that are not `wanted` are forgotten.
+        Discards the values of entries that are not in `wanted`.
         """
         if wanted is not None:
             for entry in range(len(self.values)):
@@ -374,8 +360,9 @@ class Memory:
         self._replaced.clear()
 
     def note_outside(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """The storages of tensors that are no entries, if anything was written. Notes the regions
-        of those that were.
+        """The storages of tensors that are no entries; [] if nothing was written.
+
+        Records the regions of those whose storage was written.
         """
         storages = list(map(storage_of, tensors)) if self.writes else []
         written = {write.storage for write in self.writes}
@@ -385,7 +372,7 @@ class Memory:
         return storages
 
     def restore(self) -> None:
-        """Puts back what the pass wrote into tensors that exist outside it."""
+        """Undoes the writes of the pass to tensors that exist outside it, and to generators."""
         with torch.no_grad():
             for tensor, before in reversed(self._undo.values()):
                 tensor.data.copy_(before)
@@ -395,7 +382,7 @@ class Memory:
         self._generators.clear()
 
     def _place(self, storage: int) -> Aliases:
-        """What looks at a storage, with those that were waiting."""
+        """The indexed values of a storage, after indexing those that are waiting."""
         aliases = self._aliases.get(storage)
         if aliases is None:
             aliases = self._aliases[storage] = Aliases()
@@ -407,9 +394,7 @@ class Memory:
         return aliases
 
     def _note_region(self, entry: int) -> Region | None:
-        """Notes what the tensor of an entry looks at; returns it if the tensor itself is the
-        entry's value.
-        """
+        """Records an entry's region; returns it if the saved value is the entry's own tensor."""
         origin = self.origins.get(entry)
         tensor = self.values[entry] if origin is None else origin()
         if entry not in self.regions and tensor is not None:
@@ -437,14 +422,13 @@ class Memory:
             self.versions[held] = version_of(copy)
 
     def _renew_versions(self, storage: int) -> None:
-        """Takes note of the versions of values that the writes to their storage, of which we know,
-        left alone.
+        """Renews the versions of values that the last recorded write to their storage left
+        unchanged.
         """
         _, reference, version = self.last_writes[storage]
         target = reference()
-        if (
-            target is None or version_of(target) == version
-        ):  # else it was written again, behind our back
+        # Otherwise an unrecorded write came later.
+        if target is None or version_of(target) == version:
             for held in self._aliases.get(storage, ()):
                 if isinstance(held, int) and isinstance(self.values[held], torch.Tensor):
                     self.versions[held] = version_of(self.values[held])
@@ -456,9 +440,7 @@ class Memory:
         return holder[index]
 
     def _index(self) -> None:
-        """Extends the index from storage to entries; each entry is taken up once, and only if
-        something is written.
-        """
+        """Indexes new entries by storage; called only when something is written."""
         first = self._num_indexed
         for entry in range(first, len(self.storages)):
             self._waiting.setdefault(self.storages[entry], []).append(entry)

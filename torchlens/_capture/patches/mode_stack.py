@@ -9,16 +9,12 @@ from torch.utils._pytree import tree_leaves
 
 
 def push_mode(mode: Any) -> None:
-    """Puts a mode on the stack: torch tells it of every call, unless one above it does not pass the
-    call on.
-    """
+    """Pushes a mode: torch passes it every call, unless a mode above does not pass it on."""
     torch._C._push_on_torch_function_stack(mode)
 
 
 def remove_mode(mode: Any) -> None:
-    """Takes a mode off the stack, if it is there; others that the model may have put above it
-    stay.
-    """
+    """Removes a mode if present; modes that the model pushed above it stay."""
     above = []
     depth = torch._C._len_torch_function_stack()
     if any(torch._C._get_function_stack_at(level) is mode for level in range(depth)):
@@ -30,7 +26,7 @@ def remove_mode(mode: Any) -> None:
 
 @contextmanager
 def without_mode(mode: Any) -> Iterator[None]:
-    """Takes a mode off for a while, if it is there, and puts it back in its place."""
+    """Removes a mode, if present, for the duration of a context."""
     depth = torch._C._len_torch_function_stack()
     place = next(
         (level for level in range(depth) if torch._C._get_function_stack_at(level) is mode), None
@@ -55,11 +51,10 @@ def run_overridden(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
 ) -> Any:
-    """Makes a call that `mode` was told of as the classes of its arguments have it
-    (`__torch_function__`).
+    """Dispatches a call that `mode` received to `__torch_function__` of the argument types.
 
-    What they do is reported to the mode in its turn: a class that is no tensor, as a dictionary of
-    tensors is, computes by calls of its own.
+    Their own calls are reported to the mode: a class that is no tensor, such as a dictionary of
+    tensors, computes by further calls.
     """
     kinds = set(types)
     given = {
@@ -68,10 +63,10 @@ def run_overridden(
     }
     push_mode(mode)
     try:
-        for kind in types:  # some old ones ask the object, and not its class
+        for kind in types:  # some old classes define it for instances only
             result = given.get(kind, kind).__torch_function__(func, types, args, kwargs or {})
             if result is not NotImplemented:
                 return result
     finally:
         torch._C._pop_torch_function_stack()
-    return func(*args, **(kwargs or {}))  # which says what is wrong
+    return func(*args, **(kwargs or {}))  # raises torch's own error

@@ -36,9 +36,8 @@ class _Group:
         self.users: set[object] = set()
         self.is_applied = False  # wholly: an interrupt may leave some
         self._undo: list[tuple[Any, str, Any]] = []
-        self._num_modules: int | None = (
-            None  # how many there were when it was applied; new ones stand behind them
-        )
+        # The number of modules when the group was applied; new modules come after them.
+        self._num_modules: int | None = None
 
     def apply(self, patches: Sequence[Patch]) -> None:
         if not self.is_applied:
@@ -94,7 +93,7 @@ _TORCH_PATCHES = (*PATCHES, *THREAD_PATCHES)
 
 
 def apply_patches(user: object) -> None:
-    """Patches torch for `user` (any object of its own), unless another user's log has done so."""
+    """Patches torch for `user` (any unique object), unless it is patched already."""
     with _lock:
         for group in (_MODULES, _TORCH, _DISTRIBUTED):
             group.users.add(user)
@@ -105,16 +104,14 @@ def apply_patches(user: object) -> None:
 
 
 def apply_module_patches(user: object) -> None:
-    """Patches for `user` no more than it takes to see the modules that are called."""
+    """Applies only the patches needed to observe module calls."""
     with _lock:
         _MODULES.users.add(user)
         _MODULES.apply(MODULE_PATCHES)
 
 
 def undo_patches(user: object) -> None:
-    """Gives torch back as it was, once no user is left. May be called again, and after an
-    interrupted call.
-    """
+    """Undoes the patches once no user is left. May be called again, also after an interrupt."""
     with _lock:
         for group in (_DISTRIBUTED, _TORCH, _MODULES):
             group.undo(user)
@@ -122,7 +119,7 @@ def undo_patches(user: object) -> None:
 
 _COMPILER = "torch._dynamo.eval_frame"
 _eager_users: set[object] = set()
-_before: list[Any] = []  # the setting to give back
+_before: list[Any] = []  # the setting to restore
 
 
 def is_compiler_there() -> bool:
@@ -131,8 +128,8 @@ def is_compiler_there() -> bool:
 
 
 def keep_from_compiler(code: CodeType, is_kept: bool, with_calls: bool) -> None:
-    """Has the compiler leave the frames of a function to Python, and with `with_calls` what they
-    call; or undoes that.
+    """Makes the compiler skip the frames of a function, and its calls if `with_calls`; or undoes
+    it.
     """
     if is_compiler_there():
         compiler = sys.modules[_COMPILER]
@@ -144,9 +141,7 @@ def keep_from_compiler(code: CodeType, is_kept: bool, with_calls: bool) -> None:
 
 
 def is_inside_compiled() -> bool:
-    """Whether what runs now is called by what `torch.compile` returned. Looks at the whole stack:
-    not to be asked often.
-    """
+    """True if the current code is called by compiled code. Walks the whole stack, so it is slow."""
     if not is_compiler_there():
         return False
     file = str(sys.modules[_COMPILER].__file__)
@@ -160,7 +155,7 @@ def is_inside_compiled() -> bool:
 
 
 def begin_eager(user: object) -> None:
-    """Compiled code runs as its source, for `user` (any object of its own) and all others."""
+    """Makes compiled code run eagerly, for `user` (any unique object) and everyone else."""
     with _lock:
         _eager_users.add(user)
         if not _before:
@@ -171,7 +166,7 @@ def begin_eager(user: object) -> None:
 
 
 def end_eager(user: object) -> None:
-    """Compiled code runs compiled again, once no user is left."""
+    """Lets compiled code run compiled again once no user is left."""
     with _lock:
         _eager_users.discard(user)
         if not _eager_users and _before:

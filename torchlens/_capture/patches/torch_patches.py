@@ -1,7 +1,7 @@
-"""The patches of torch, for what it does not report to the recorder by itself.
+"""The patches of torch, for calls that it does not report to the recorder.
 
-These are modules being called, which operator stood in the source, and functions that bypass the
-report. In every thread that is not logging, each patched function behaves as before.
+They cover module calls, the operator used in the source, and functions that bypass torch's
+reporting. In threads that are not logging, each patched function behaves as before.
 """
 
 import copy
@@ -30,7 +30,7 @@ from torchlens._recording.trees import plain_tensors
 
 
 class Patch(NamedTuple):
-    """A name that is given something else for a while."""
+    """A temporary replacement of an attribute."""
 
     owner: Any
     name: str
@@ -38,7 +38,6 @@ class Patch(NamedTuple):
 
 
 # -- operators
-# --------------------------------------------------------------------------------------------------
 
 
 def _patched_operator(name: str) -> Callable[..., Any]:
@@ -59,10 +58,10 @@ def _patched_operator(name: str) -> Callable[..., Any]:
 
 
 # -- Python functions of torch
-# ----------------------------------------------------------------------------------------- `F.relu`
-# asks `has_torch_function` whether the call is overridden, and under a mode it is. Told no, it
-# goes on to the operation it is made of, which is what gets logged; and code that takes a fast path
-# only if no mode is active (nn.MultiheadAttention) takes it.
+#
+# `F.relu` calls `has_torch_function` to find out whether the call is overridden, which a mode
+# makes true. Patched to return False, it goes on to its inner operation, which is logged. Code with
+# a fast path for when no mode is active (nn.MultiheadAttention) takes it.
 
 _has_torch_function = torch.overrides.has_torch_function
 _has_torch_function_unary = torch.overrides.has_torch_function_unary
@@ -74,9 +73,7 @@ _NOT_OVERRIDING = frozenset(
 
 
 def _overrides(values: Any) -> bool:
-    """Whether one of the values is of a class with a `__torch_function__` of its own, and not one
-    that does nothing.
-    """
+    """True if the class of a value has its own, not a disabled, `__torch_function__`."""
     return any(
         type(value) not in _NOT_OVERRIDING
         and getattr(type(value), "__torch_function__", _DISABLED) is not _DISABLED
@@ -106,8 +103,8 @@ def _quiet_has_variadic(*values: Any) -> bool:
     return _has_torch_function_variadic(*values)
 
 
-# In torch/_tensor.py the answer is no only for the one call that the recorder lets pass to see what
-# it is made of: printing a tensor, say, also asks, and stays one call.
+# In torch/_tensor.py, only the call that the recorder inlines finds no mode: printing a tensor, for
+# instance, also checks, and stays one call.
 
 
 def _inlined() -> bool:
@@ -140,7 +137,7 @@ def _asking(owner: Any, has: Any, unary: Any, variadic: Any) -> list[Patch]:
 
 
 def quiet(owner: Any) -> list[Patch]:
-    """Patches by which functions in `owner` find no mode active."""
+    """Patches that make functions in `owner` find no active mode."""
     return _asking(owner, _quiet_has, _quiet_has_unary, _quiet_has_variadic)
 
 
@@ -148,10 +145,10 @@ _pop_mode_temporarily = torch.overrides._pop_mode_temporarily
 
 
 class _PoppedMode:
-    """What torch takes our mode off with, while it hands us a call of a Python method.
+    """Replaces torch's context manager that disables our mode during a call of a Python method.
 
-    Not by a generator, as torch does: one that an interrupt (Ctrl-C) cuts short would put the mode
-    back whenever it is freed, which may be long after the log.
+    torch uses a generator. If Ctrl-C interrupts it, it would restore the mode when it is freed,
+    which may be long after the log.
     """
 
     def __enter__(self) -> Any:
@@ -167,11 +164,12 @@ def _patched_pop_mode_temporarily() -> Any:
 
 
 # -- functions that torch does not report
-# ------------------------------------------------------------------------------
 
 
 def _reported(owner: Any, name: str) -> Patch:
-    """A patch that reports a call of `owner.name` to the recorder as torch would have done."""
+    """A patch that reports calls of `owner.name` to the recorder, as torch does for other
+    functions.
+    """
     original = getattr(owner, name)
 
     def reported(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +186,7 @@ def _reported(owner: Any, name: str) -> Patch:
 
 
 def _patched_new(kind: type, *args: Any, **kwargs: Any) -> Any:
-    """What makes a parameter: `nn.Parameter(x)`, also inside the model."""
+    """Makes a parameter: `nn.Parameter(x)`, also inside the model."""
     tracker = CURRENT.tracker
     parameter: Any = _new_parameter(kind, *args, **kwargs)
     if (
@@ -204,9 +202,9 @@ _new_parameter = torch.nn.Parameter.__new__
 
 
 def _patched_init(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """What Python calls when `torch.Tensor(x)`, or a class derived from it, has made a tensor."""
+    """`__init__` of `torch.Tensor` and derived classes, after `torch.Tensor(x)` was made."""
     kind = type(self)
-    if kind.__init__ is not _patched_init:  # its own, which calls this one
+    if kind.__init__ is not _patched_init:  # a subclass's own `__init__`, which calls this one
         object.__init__(self, *args, **kwargs)
         return
     tracker = CURRENT.tracker
@@ -215,9 +213,7 @@ def _patched_init(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
 
 
 def _patched_copy(self: torch.Tensor) -> Any:
-    """What `copy.copy(x)` calls where there is such a thing; torch has none, and leaves it to the
-    way of pickling.
-    """
+    """`__copy__` for tensors; torch defines none and copies them by way of pickling."""
     tracker = CURRENT.tracker
     if tracker is not None and tracker.recorder.is_on():
         with torch._C.DisableTorchFunction():
@@ -228,7 +224,7 @@ def _patched_copy(self: torch.Tensor) -> Any:
 
 
 def opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patch:
-    """A patch that logs a call of `owner.name` as one operation called `label`."""
+    """A patch that logs a call of `owner.name` as one operation named `label`."""
     original = getattr(owner, name)
 
     def opaque(*args: Any, **kwargs: Any) -> Any:
@@ -270,7 +266,7 @@ def _unlogged(owner: Any, name: str) -> Patch:
 def _patched_functionalize(
     func: Callable[..., Any], *, remove: str = "mutations"
 ) -> Callable[..., Any]:
-    """`torch.func.functionalize`: a call of what it returns is one operation."""
+    """`torch.func.functionalize`: a call of the function it returns is one operation."""
     transformed = _functionalize(func, remove=remove)
 
     @wraps(func)
@@ -291,9 +287,7 @@ _functionalize = eager_transforms.functionalize
 
 
 def _patched_vjp(*args: Any, **kwargs: Any) -> Any:
-    """`torch.func.vjp`: it is one operation, and so is a call of the function that it returns
-    beside its results.
-    """
+    """`torch.func.vjp`: one operation, as is each call of the function that it returns."""
     tracker = CURRENT.tracker
     if tracker is None or not tracker.recorder.is_on():
         return _vjp(*args, **kwargs)
@@ -303,7 +297,7 @@ def _patched_vjp(*args: Any, **kwargs: Any) -> Any:
     results, pull_back, *rest = record_opaque(
         recorder, "vjp", _vjp, partial(_vjp, *args, **kwargs), (args, kwargs)
     )
-    log = weakref.ref(recorder.memory)  # which all threads of a log share
+    log = weakref.ref(recorder.memory)  # shared by all threads of a log
     with torch._C.DisableTorchFunction():
         made = next(recorder.entry_of(tensor) for _, tensor in plain_tensors(results))
     given = () if made is None else tuple(recorder.rows[made].references.values())
@@ -331,14 +325,11 @@ def _transform_reason(name: str) -> str:
 
 
 def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """`autograd.Function.apply`: the operations in its forward are logged, and its result is tied
-    to its arguments.
-    """
+    """`autograd.Function.apply`: logs the operations in its forward, and links its results."""
     original = super(autograd_function._SingleLevelFunction, cls).apply
     tracker = CURRENT.tracker
-    if (
-        tracker is None or not tracker.recorder.is_on()
-    ):  # torch makes such functions for its custom operators, too
+    # torch also uses such functions for its custom operators.
+    if tracker is None or not tracker.recorder.is_on():
         return original(*args, **kwargs)
     recorder = tracker.recorder
     if is_bookkeeping(cls):
@@ -354,9 +345,7 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _patched_backward(*args: Any, **kwargs: Any) -> None:
-    """`torch.autograd.backward`, where every `backward()` ends: the gradients it leaves are its
-    results.
-    """
+    """`torch.autograd.backward`, which every `backward()` calls: its results are the gradients."""
     tracker = CURRENT.tracker
     if tracker is None or not tracker.recorder.is_on():
         _backward(*args, **kwargs)
@@ -369,9 +358,7 @@ _compile: Callable[..., Any] = torch.compile
 
 
 def _patched_compile(*args: Any, **kwargs: Any) -> Any:
-    """`torch.compile`, called by the model (`flex_attention` does): what it returns runs as its
-    source while logged.
-    """
+    """`torch.compile`, called by the model (like `flex_attention`): runs eagerly in a log."""
     compiled = _compile(*args, **kwargs)
     tracker = CURRENT.tracker
     if tracker is not None and tracker.on_compile is not None:
@@ -393,7 +380,7 @@ _TRACERS: dict[Any, tuple[str, ...]] = {
     torch._C.ScriptModule: ("_create_method_from_trace", "_create_method_from_trace_with_dict"),
 }
 
-# All that is needed to see the modules that are called.
+# The patches needed to observe module calls.
 MODULE_PATCHES: tuple[Patch, ...] = (
     Patch(torch_modules, "_torchlens_current", CURRENT),
     Patch(MODULE_CALL, "__code__", patched_call_impl.__code__),
