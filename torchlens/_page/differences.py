@@ -87,8 +87,7 @@ class _DifferenceFinder:
     def _parts(self, pair: PartPair) -> tuple[Part, Part]:
         return self.sides[0].carried.parts[pair.a], self.sides[1].carried.parts[pair.b]
 
-    # -- pairs
-    # ----------------------------------------------------------------------------------------------
+    # -- pairs -------------------------------------------------------------------------------------
 
     def _of_pair(self, pair: PartPair) -> Difference:
         one, other = self._parts(pair)
@@ -156,8 +155,7 @@ class _DifferenceFinder:
             for parent in self.logs[which].graph.parents[entries[which]]
         )
 
-    # -- parts without a counterpart
-    # ----------------------------------------------------------------------------------------------
+    # -- parts without a counterpart ---------------------------------------------------------------
 
     def _without_counterpart(self, which: int) -> Iterator[Difference]:
         """Boxes and operations without a counterpart. Listed is only the outermost box in which

@@ -59,8 +59,7 @@ class _Folder:
             if len(own) > 1 and count >= _FEWEST_REPEATED_MODULES:
                 _group(box, "range", [own])
 
-    # -- constants
-    # ----------------------------------------------------------------------------------------------
+    # -- constants ---------------------------------------------------------------------------------
 
     def _fold_constants(self, box: Part, edges: Collection[tuple[Part, Part]]) -> None:
         """Groups connected operations that do not depend on the model's input (masks, positions),
@@ -92,8 +91,7 @@ class _Folder:
             graph.has_input_ancestor[entry] or graph.params[entry] for entry in entries
         )
 
-    # -- repeats
-    # ----------------------------------------------------------------------------------------------
+    # -- repeats -----------------------------------------------------------------------------------
 
     def _fold_repeats(self, box: Part) -> None:
         children = box.children
@@ -157,8 +155,7 @@ class _Folder:
         entry = part.passes[0][0]
         return entry in self.boundary or entry >= len(self.log.graph.recorded)
 
-    # -- many children
-    # ----------------------------------------------------------------------------------------------
+    # -- many children -----------------------------------------------------------------------------
 
     def _put_together(self, box: Part) -> None:
         """Groups the children of a box if they are more than a screen holds: operations in a row

@@ -263,8 +263,7 @@ class _Parser:
         return found
 
 
-# -- repetition in patterns
-# --------------------------------------------------------------------------------------------------
+# -- repetition in patterns ------------------------------------------------------------------------
 
 
 def _num_distinct(patterns: Sequence[Pattern]) -> int:

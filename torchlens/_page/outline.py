@@ -64,8 +64,7 @@ class _OutlineBuilder:
             if len(counts) == num_around > 1 and len(set(counts.values())) == 1:
                 part.num_each = next(iter(counts.values()))
 
-    # -- boxes
-    # ----------------------------------------------------------------------------------------------
+    # -- boxes -------------------------------------------------------------------------------------
 
     def _box(self, calls: list[int], frames_above: list[int], address: str) -> Part:
         """A module with everything that ran in the given calls of it."""
@@ -199,8 +198,7 @@ class _OutlineBuilder:
             self.frame_part[frame] = unit
         return unit
 
-    # -- edges
-    # ----------------------------------------------------------------------------------------------
+    # -- edges -------------------------------------------------------------------------------------
 
     def _links(self) -> list[Link]:
         found: dict[tuple[int, int, int], Link] = {}

@@ -154,8 +154,7 @@ def _safe_json(data: Any) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-# -- scripts
-# --------------------------------------------------------------------------------------------------
+# -- scripts ---------------------------------------------------------------------------------------
 
 
 def bundle(folder: Path, start: str) -> str:

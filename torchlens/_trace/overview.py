@@ -138,8 +138,7 @@ def _state(files: TraceFiles) -> str:
     return "complete" if files.is_closed else "unfinished"
 
 
-# -- lines
-# --------------------------------------------------------------------------------------------------
+# -- lines -----------------------------------------------------------------------------------------
 
 
 def _module_named(log: Log, key: str) -> tuple[int, ...] | None:
@@ -233,8 +232,7 @@ def _float_words(numbers: torch.Tensor) -> tuple[str, bool]:
     return f"{num_nan:,} NaN, {num_inf:,} Inf of {numbers.numel():,}", True
 
 
-# -- files that torchlens did not write
-# --------------------------------------------------------------------------------
+# -- files that torchlens did not write ------------------------------------------------------------
 
 
 def _plain_overview(files: TraceFiles, key: str | None) -> Overview:
@@ -250,8 +248,7 @@ def _plain_overview(files: TraceFiles, key: str | None) -> Overview:
     return Overview(title, lines, [])
 
 
-# -- the table
-# --------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def _table(lines: Sequence[Line], width: int, paint: Callable[[str, str], str]) -> Iterator[str]:

@@ -1,20 +1,21 @@
-"""Reads a run, while it is written or later, and trusts nothing that it finds.
+"""Reads the files of a run, finished or still being written, and tolerates damaged files.
 
     r = torchlens.open_run('runs/a')
-    r.modules                                 # addresses, in the order of first calls; watched
-    tensors by their names r['layer1.0.conv1'].outputs               # a Series; also .inputs
-    .gradients .parameters['weight'] .updates['bias'] ... r['layer1.0.conv1'].outputs.histogram()
-    # of the last recorded step; histogram(step=100); heat_map() over all steps
-    r['layer1.0.conv1'].outputs.rms           # an array over .steps; also low, high, mean, std,
-    zero, dead, nonfinite ... r.scalars['loss']                         # .steps, .values
-    r.projections['layer1']                   # what run.embed asked for: (step, points, share of
-    variance) by step r.findings, r.problems, r.counts, r.drops, r.damage, r.is_finished, r.info,
-    r.graph r.steps                                   # recorded steps; where the oldest were
-    merged, the last of each group r.to_pandas(); r.refresh()                # refresh() reads what
-    was written since, and says whether there was anything
+    r.modules                            # addresses by first call; watched tensors by name
+    r['layer1.0.conv1'].outputs          # a SeriesMap; also .inputs, .gradients,
+                                         # .parameters['weight'], .updates['bias'] ...
+    r['layer1.0.conv1'].outputs.rms      # an array over .steps; also low, high, mean, std, zero,
+                                         # dead, nonfinite ...
+    r['layer1.0.conv1'].outputs.histogram()  # of the last step; histogram(step=100), heat_map()
+    r.scalars['loss']                    # .steps, .values
+    r.projections['layer1']              # of run.embed: (step, points, share of variance) by step
+    r.steps                              # recorded steps; the last of each merged group
+    r.findings, r.problems, r.counts, r.drops, r.damage, r.is_finished, r.info, r.graph
+    r.refresh()                          # reads new data; returns whether there was any
+    r.to_pandas()
 
-All ranks are read and joined: counts add up, ranges widen. Lines that are damaged are left out, and
-`damage` says so.
+All ranks are read and joined: counts add up, ranges widen. Damaged lines are skipped and listed in
+`damage`.
 """
 
 import difflib
@@ -59,12 +60,12 @@ if TYPE_CHECKING:
     import pandas
 
 
-# A file that was merged with others may vanish between listing and reading.
+# Retries if a file vanishes between listing and reading, because the writer has merged it.
 _MAX_TRIES = 10
 
 
 class Drop(NamedTuple):
-    """Tensors that came too fast to be written, up to a step."""
+    """Observations dropped before a step, because they came faster than they were written."""
 
     rank: int
     step: int
@@ -81,7 +82,7 @@ class RunReader:
         self._file_problems: list[str] = []
 
     def refresh(self) -> bool:
-        """Reads what was written since the last time; returns whether there was anything."""
+        """Reads the data written since the last refresh. Returns whether there was any."""
         is_changed = False
         for _ in range(_MAX_TRIES):
             files = files_of_ranks(self.folder)
@@ -100,20 +101,19 @@ class RunReader:
             return is_changed
         raise FileNotFoundError(f"Files of the run in {str(self.folder)!r} are missing.")
 
-    # -- what there is
-    # ----------------------------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------
 
     @property
     def info(self) -> dict[str, Any]:
-        """What run.json says: the model's class, when, versions, options. Empty if there is none
-        yet.
+        """The contents of run.json: class of the model, time, versions, options. Empty if the file
+        does not exist yet.
         """
         return self._json(RUN_FILE)
 
     @property
     def graph(self) -> dict[str, Any]:
-        """The graph of the model, see torchlens/_monitor/record/graph.py. Empty if there is none
-        yet.
+        """The graph of the model (see torchlens/_monitor/record/graph.py). Empty if the file does
+        not exist yet.
         """
         return self._json(GRAPH_FILE)
 
@@ -124,38 +124,38 @@ class RunReader:
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
-        """Each process that recorded, with its first step and options, in order."""
+        """The processes that recorded, each with its first step and options, by start time."""
         found = [session for rank in self._ranks.values() for session in rank.sessions]
         return sorted(found, key=lambda each: each["time"])
 
     @property
     def steps(self) -> list[int]:
-        """The recorded steps; where several were merged, the last of them."""
+        """The recorded steps; of merged steps, the last."""
         return [step.last for step in self._join().steps]
 
     @property
     def step_groups(self) -> list[tuple[int, int, int]]:
-        """(first, last, count) for each of `steps`: count is how many recorded steps were merged
+        """(first, last, count) for each of `steps`; count is the number of recorded steps merged
         into it.
         """
         return [(step.first, step.last, step.count) for step in self._join().steps]
 
     @property
     def modules(self) -> list[str]:
-        """The addresses of what was recorded: modules, the model itself (''), and watched tensors
-        by their names.
+        """The addresses of the recorded modules ('' is the model itself), and the names of watched
+        tensors.
         """
         return list(self._join().by_module)
 
     @property
     def is_finished(self) -> bool:
-        """Whether every rank has ended properly."""
+        """Whether every rank has finished the run properly."""
         return bool(self._ranks) and all(rank.is_finished for rank in self._ranks.values())
 
     @property
     def counts(self) -> Counts:
-        """How many tensors were sampled in all sessions and ranks: recorded + dropped = offered, as
-        far as the files go.
+        """The number of sampled tensors in all sessions and ranks, as far as the files go:
+        offered = recorded + dropped.
         """
         every = [rank.counts for rank in self._ranks.values()]
         return Counts(
@@ -166,13 +166,15 @@ class RunReader:
 
     @property
     def drops(self) -> list[Drop]:
-        """What came too fast to be written, each with the next step that was recorded."""
+        """Observations that came faster than they were written, each with the next recorded
+        step.
+        """
         return [Drop(rank.rank, *each) for rank in self._ranks.values() for each in rank.drops()]
 
     @property
     def findings(self) -> list[RunFinding]:
-        """What looked wrong, where, when it appeared and when it ended. What several ranks found is
-        listed once.
+        """Health findings: what is wrong, where, when it appeared and when it ended. A finding of
+        several ranks is listed once.
         """
         found: dict[tuple[Any, ...], RunFinding] = {}
         for rank in self._ranks.values():
@@ -182,21 +184,21 @@ class RunReader:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be recorded, and what is wrong with the files."""
+        """Errors while recording, and damage to the files."""
         told = [text for rank in self._ranks.values() for text in rank.problems]
         return list(dict.fromkeys([*told, *self._file_problems, *self.damage]))
 
     @property
     def damage(self) -> list[str]:
-        """Lines of the files that could not be read. The last line of a run that is being written
-        may not be whole.
+        """Unreadable lines of the files. While a run is being written, its last line may be
+        incomplete.
         """
         return [text for rank in self._ranks.values() for text in rank.damage]
 
     @property
     def projections(self) -> dict[str, list[ProjectedStep]]:
-        """The results of `run.embed` by address: (step, points, share of the variance that they
-        show) for each step.
+        """The results of `run.embed` by address: (step, points, share of the variance explained)
+        for each step.
         """
         return {name: read_projection(self.folder, name) for name in projections_in(self.folder)}
 
@@ -206,8 +208,8 @@ class RunReader:
         return self._join().scalars
 
     def __getitem__(self, address: str) -> ModuleView:
-        """What was recorded of a module, by its address; of a watched tensor, by its name; '' is
-        the model itself.
+        """The records of a module by address ('' is the model itself), or of a watched tensor by
+        name.
         """
         by_module = self._join().by_module
         if address not in by_module:
@@ -244,8 +246,8 @@ class RunReader:
         ]
 
     def recorded(self) -> tuple[list[SeriesKey], list[Step]]:
-        """Everything as it lies in the files: what the series are called, by number, and the steps
-        with their columns.
+        """All data as stored: the keys of the series by number, and the steps with their
+        columns.
         """
         joined = self._join()
         return joined.keys, joined.steps
@@ -298,8 +300,7 @@ class RunReader:
         target = None if path is None else checked_file("path", path, "run.html")
         return explore_runs([self, *others], target, title)
 
-    # -- files
-    # ----------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
@@ -315,12 +316,12 @@ class RunReader:
         return self._joined
 
 
-# -- the ranks as one ----------
+# -- joining the ranks -----------------------------------------------------------------------------
 
 
 class _Joined:
-    """All ranks as one. A series has one number, its place in `keys`. Ranks may have merged their
-    oldest steps differently (see `in_blocks`): steps that overlap become one.
+    """The joined data of all ranks. The number of a series is its index in `keys`. Ranks may have
+    merged their oldest steps differently (see `in_blocks`): overlapping steps are merged.
     """
 
     def __init__(self, ranks: Sequence[RankContents]) -> None:
@@ -351,8 +352,8 @@ class _Joined:
 
 
 def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
-    """With the numbers that all ranks share. Without its rows if some have no name: the line that
-    names them is damaged.
+    """The step with the joined numbers of its series. It has no rows if a number has no key,
+    because the line that defines the key is damaged.
     """
     columns = step.columns
     old = columns.series.tolist()
@@ -366,7 +367,7 @@ def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
 
 
 def _overlapping(steps: Iterable[tuple[int, Step]]) -> Iterable[list[tuple[int, Step]]]:
-    """Groups of steps, each with its rank, that have numbers in common; in order."""
+    """Groups of (rank, step) whose ranges of steps overlap, in order."""
     group: list[tuple[int, Step]] = []
     end = -1
     for rank, step in sorted(steps, key=lambda each: (each[1].first, each[1].last)):
@@ -380,7 +381,7 @@ def _overlapping(steps: Iterable[tuple[int, Step]]) -> Iterable[list[tuple[int, 
 
 
 def _together(group: Sequence[tuple[int, Step]]) -> Step:
-    """One step in place of those that several ranks have, or of its parts."""
+    """Merges the steps of a group: first within each rank, then across ranks."""
     if len(group) == 1:
         return group[0][1]
     by_rank: dict[int, list[Step]] = {}
@@ -397,7 +398,7 @@ def _together(group: Sequence[tuple[int, Step]]) -> Step:
 
 
 def open_run(folder: Any) -> RunReader:
-    """Opens a run that `torchlens.monitor` has recorded or is still recording: see RunReader."""
+    """Opens a run that `torchlens.monitor` has recorded or is still recording (see RunReader)."""
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"folder must be the folder of a run, such as 'runs/a', got {got(folder)}.")
     path = Path(folder).expanduser()

@@ -1,20 +1,20 @@
-"""A run as a page asks for it: a statistic of all series of a kind over the steps, the histograms
-of one series, a scalar.
+"""The data of a run as the page requests it: a statistic of all series of a kind over the steps,
+the histograms of one series, or a scalar.
 
-Steps are counted by *place*: the first recorded one is 0. What is sent begins at a place, so that
-only what is new is sent, and has one column for `stride` places, a power of two, so that no answer
-is larger than a screen can show.
+Recorded steps are counted by *place*, from 0. An answer begins at a given place, so that the page
+fetches only new data. Each of its columns covers `stride` places, a power of two that limits the
+number of columns.
 
 A block is four bytes (the length of the head), the head (JSON), and numbers:
 
-    table       head {"stride", "from", "columns", "series"}: bfloat16, one row for each of the
-    series, by number; NaN where
-                nothing was recorded, infinite where nothing that was sampled is finite
-    histograms  head {"stride", "from", "columns", "bins", "levels"}: bytes, one row for each of the
-    bins (see bins.py); the
-                square of what a byte is of `levels` is the share of the fullest bin of the column
-    scalar      head {"stride", "from", "columns"}: four rows of float64: steps, means, smallest,
-    largest
+    table       head {"stride", "from", "columns", "series"}
+                bfloat16, one row per series, by number. NaN: nothing was recorded. Infinite: no
+                sampled element is finite.
+    histograms  head {"stride", "from", "columns", "bins", "levels"}
+                bytes, one row per bin (see bins.py). (byte / levels) ** 2 is the count of the bin
+                relative to the fullest bin of its column.
+    scalar      head {"stride", "from", "columns"}
+                float64, four rows: steps, means, smallest, largest.
 """
 
 import json
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from torchlens._monitor.read.reader import RunReader
 
 
-# As many columns as are sent at most: of curves, and of histograms.
+# The maximum number of columns in an answer: of curves, and of histograms.
 MOST_COLUMNS, MOST_HISTOGRAMS = 1024, 256
-# What each is where several steps share a column. Others (norm, update ratio) the page works out of
-# these.
+# How each statistic is reduced where several steps share a column. The page derives the others
+# (norm, update ratio) from these.
 STATISTICS: dict[str, Callable[..., Any]] = {
     "rms": np.nanmean, "mean": np.nanmean, "std": np.nanmean, "low": np.nanmin, "high": np.nanmax,
     "zero": np.nanmean,
@@ -49,14 +49,14 @@ STATISTICS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _EMPTY = {"rms": np.inf, "mean": np.inf, "std": np.inf, "low": np.inf, "high": -np.inf}
 _MOST_TABLES = 48
-# Bins of so many series are counted at once: a number for each bin of each.
+# The number of series whose bins are counted at once, in an array of series x bins.
 _SERIES_AT_ONCE = 4096
 _NO_CODES, _NO_COUNTS = np.zeros(0, np.uint16), np.zeros(0, np.int64)
 
 
 def stride_for(count: int, most: int) -> int:
-    """How many places share a column: the smallest power of two with which there are at most so
-    many columns.
+    """How many places share a column: the smallest power of two that gives at most `most`
+    columns.
     """
     stride = 1
     while -(-count // stride) > most:
@@ -65,14 +65,14 @@ def stride_for(count: int, most: int) -> int:
 
 
 def block(head: dict[str, Any], numbers: np.ndarray) -> bytes:
-    """A head and numbers, as they are sent."""
+    """A block: a head and numbers (see the module docstring)."""
     text = json.dumps(head, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 4) % 8)  # numbers begin where a browser can read them in place
+    text += b" " * (-(len(text) + 4) % 8)  # alignment for JavaScript's typed arrays
     return struct.pack("<I", len(text)) + text + np.ascontiguousarray(numbers).tobytes()
 
 
 def bfloat16(values: np.ndarray) -> np.ndarray:
-    """The upper halves of float32, rounded: as exact as a screen shows."""
+    """Values rounded to bfloat16, as the upper 16 bits of a float32."""
     single = narrowed(np.asarray(values, np.float64))
     bits = single.view(np.uint32).astype(np.uint64)
     found = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(
@@ -83,23 +83,20 @@ def bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 class RunTables:
-    """Answers for one run. Call `update` after the reader has read on; nothing else here is changed
-    by it.
-    """
+    """The answers for one run. Only `update` takes in what the reader has read since."""
 
     def __init__(self, reader: "RunReader") -> None:
         self.reader = reader
         self.keys: list[SeriesKey] = []
         self.steps: list[Step] = []
-        self._tables: dict[
-            tuple[str, str], np.ndarray
-        ] = {}  # one row for each series of the kind, one column for each place
+        # By kind and statistic: one row for each series of the kind, one column for each place.
+        self._tables: dict[tuple[str, str], np.ndarray] = {}
         self._numbers: dict[str, np.ndarray] = {}
         self.update()
 
     def update(self) -> int:
-        """Looks at what the reader has now. The first place at which anything is new or other; -1:
-        nothing is as it was.
+        """Takes in the reader's current data. Returns the first place whose data is new or changed;
+        -1 if all data is invalid, because the numbers of the series have changed.
         """
         keys, steps = self.reader.recorded()
         is_other = keys[: len(self.keys)] != self.keys
@@ -123,8 +120,7 @@ class RunTables:
             )
         return self._numbers[kind]
 
-    # -- statistics
-    # ----------------------------------------------------------------------------------------------
+    # -- statistics --------------------------------------------------------------------------------
 
     def table(
         self,
@@ -134,8 +130,8 @@ class RunTables:
         known_stride: int = 0,
         most: int = MOST_COLUMNS,
     ) -> bytes:
-        """A statistic of all series of a kind, from a place on; from the beginning if the stride is
-        not the known one.
+        """A statistic of all series of a kind, from place `start` on; from the beginning if the
+        stride is not `known_stride`.
         """
         values = self._table(kind, statistic)
         head, shown = self._reduced(values, STATISTICS[statistic], start, known_stride, most)
@@ -143,8 +139,8 @@ class RunTables:
         return block(head, bfloat16(shown))
 
     def all_tables(self, most: Mapping[str, int]) -> dict[str, tuple[int, np.ndarray]]:
-        """(stride, values) of each statistic, one row a series, so many columns at most: in one
-        pass over the steps.
+        """(stride, values) of each statistic, in one pass over the steps. Values have one row per
+        series and at most `most[statistic]` columns.
         """
         count = len(self.steps)
         strides = {statistic: stride_for(count, most[statistic]) for statistic in STATISTICS}
@@ -201,13 +197,12 @@ class RunTables:
             shown = grouped(shown, stride, how)
         return {"stride": stride, "from": start, "columns": shown.shape[1]}, shown
 
-    # -- histograms
-    # ----------------------------------------------------------------------------------------------
+    # -- histograms --------------------------------------------------------------------------------
 
     def histograms(
         self, number: int, start: int = 0, known_stride: int = 0, most: int = MOST_HISTOGRAMS
     ) -> bytes:
-        """The histograms of one series, from a place on."""
+        """The histograms of one series, from place `start` on."""
         count = len(self.steps)
         stride = stride_for(count, most)
         start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
@@ -226,7 +221,7 @@ class RunTables:
         return histogram_block(codes, places, counts, -(-(count - start) // stride), head, 255)
 
     def all_histograms(self, most: int) -> "AllHistograms":
-        """As `histograms`, but of everything at once."""
+        """The histograms of all series at once."""
         stride = stride_for(len(self.steps), most)
         keys: list[np.ndarray] = []
         counts: list[np.ndarray] = []
@@ -249,13 +244,12 @@ class RunTables:
         starts = np.searchsorted(all_keys, np.arange(len(self.keys) + 1) * NUM_BINS)
         return AllHistograms(stride, len(keys), starts, all_keys % NUM_BINS, places, all_counts)
 
-    # -- scalars
-    # ----------------------------------------------------------------------------------------------
+    # -- scalars -----------------------------------------------------------------------------------
 
     def scalar(
         self, name: str, start: int = 0, known_stride: int = 0, most: int = 2 * MOST_COLUMNS
     ) -> bytes:
-        """The numbers logged under a name, from a row on."""
+        """The numbers logged under a name, from row `start` on."""
         scalars = self.reader.scalars[name]
         rows = np.stack(
             [scalars.steps.astype(np.float64), scalars.values, scalars.low, scalars.high]
@@ -273,12 +267,11 @@ class RunTables:
             {"stride": stride, "from": start, "columns": shown.shape[1]}, shown.astype("<f8")
         )
 
-    # -- the rest
-    # ----------------------------------------------------------------------------------------------
+    # -- summary -----------------------------------------------------------------------------------
 
     def summary(self, start: int = 0, num_series: int = 0, num_findings: int = 0) -> dict[str, Any]:
-        """What the page knows of a run besides its numbers: steps from a place on, and the rest
-        after so many.
+        """The data of a run besides its numbers: steps from place `start` on, series and findings
+        after the first `num_series` and `num_findings`, and the rest in full.
         """
         reader = self.reader
         counts = reader.counts
@@ -304,7 +297,7 @@ class RunTables:
 
 
 class AllHistograms(NamedTuple):
-    """The bins of all series in all columns: those of a series lie from `starts[number]` to
+    """The bins of all series in all columns. Those of a series lie from `starts[number]` to
     `starts[number + 1]`.
     """
 
@@ -316,7 +309,9 @@ class AllHistograms(NamedTuple):
     counts: np.ndarray
 
     def block(self, number: int, most: int, levels: int) -> bytes:
-        """The histograms of one series, in so many columns at most: counts of neighbours add up."""
+        """The histograms of one series in at most `most` columns. Counts of merged columns add
+        up.
+        """
         by = stride_for(self.num_columns, most)
         own = slice(self.starts[number], self.starts[number + 1])
         head = {"stride": self.stride * by, "from": 0}
@@ -334,13 +329,13 @@ def histogram_block(
     head: dict[str, Any],
     levels: int,
 ) -> bytes:
-    """Histograms of one series with all their bins, from the smallest to the largest: a count for
-    each code and column.
+    """The block of the histograms of one series: a row for each bin in use, in ascending order, a
+    column for each stride. Bins of NaN and infinities are left out.
     """
     bins = np.flatnonzero(np.bincount(codes, minlength=NUM_BINS))
     bins = bins[~np.isin(bins, (NAN, PLUS_INF, MINUS_INF))]
     bins = bins[np.argsort(bin_order(bins), kind="stable")]
-    row_of = np.full(NUM_BINS, len(bins))  # what is not finite goes to a row that is cut off
+    row_of = np.full(NUM_BINS, len(bins))  # the extra last row takes NaN and infinities
     row_of[bins] = np.arange(len(bins))
     cells = row_of[codes] * num_columns + places
     table = np.bincount(cells, weights=counts, minlength=(len(bins) + 1) * num_columns).reshape(
@@ -357,8 +352,8 @@ def histogram_block(
 def _counted_keys(
     columns: Sequence[Columns], start: int, num_series: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(number of the series and of the bin in one, count) of the series from `start` on, over
-    several steps.
+    """(keys, counts) of up to `_SERIES_AT_ONCE` series from `start` on, summed over several steps.
+    A key is series number * NUM_BINS + bin code.
     """
     keys: list[np.ndarray] = [_NO_COUNTS]
     counts: list[np.ndarray] = [_NO_COUNTS]
@@ -381,12 +376,12 @@ def _counted_keys(
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity; a word stands for it."""
+    """The value, or its text if it is a NaN or infinite float, which JSON cannot hold."""
     return value if not isinstance(value, float) or np.isfinite(value) else str(value)
 
 
 def _is_same(one: Step, two: Step) -> bool:
-    """Of a step that another rank wrote to since, more is known."""
+    """Whether two steps have the same data. They differ if another rank has since added rows."""
     if one is two:
         return True
     same = (one.first, one.last, one.count, len(one.columns)) == (
@@ -399,14 +394,14 @@ def _is_same(one: Step, two: Step) -> bool:
 
 
 def _shown(columns: Columns, statistic: str) -> np.ndarray:
-    """A statistic of each row; infinite where nothing that was sampled is finite."""
+    """A statistic of each row. Those in `_EMPTY` are infinite where no sampled value is finite."""
     values = getattr(columns, statistic)
     empty = _EMPTY.get(statistic)
     return narrowed(values if empty is None else np.where(np.isnan(values), empty, values))
 
 
 def grouped(values: np.ndarray, stride: int, how: Callable[..., Any]) -> np.ndarray:
-    """One column for so many; what is NaN in all of them is NaN."""
+    """Columns reduced in groups of `stride`. A group is NaN if all of its columns are NaN."""
     rows, count = values.shape
     groups = -(-count // stride)
     full = np.full((rows, groups * stride), np.nan, values.dtype)

@@ -1,4 +1,4 @@
-"""What is read of a run, as the user holds it: modules, series, histograms, scalars."""
+"""The user's view of a recorded run: modules, series, histograms, scalars."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,19 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """How many of the sampled elements lie in each bin. Bins that are empty at both ends are left
-    out.
-    """
+    """The number of sampled elements in each bin. Bins without elements are left out."""
 
     step: int
-    low: np.ndarray  # where each bin begins; zero has a bin of its own, which begins and ends there
-    high: np.ndarray  # where it ends
+    low: np.ndarray  # lower edges; zero has a bin of its own, whose edges are both 0
+    high: np.ndarray  # upper edges
     counts: np.ndarray
     num_nan: int
     num_plus_inf: int
     num_minus_inf: int
-    num_elements: int  # of the tensors
-    num_sampled: int  # of those, counted
+    num_elements: int  # in the tensors
+    num_sampled: int  # of these, in the sample
 
     @property
     def is_exact(self) -> bool:
@@ -51,8 +49,8 @@ class Histogram:
     def linear(
         self, num_bins: int = 64, low: float | None = None, high: float | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Bins of equal width: (edges, counts). Elements are taken as spread evenly over the bin
-        they were counted in.
+        """(edges, counts) of bins of equal width. Elements are assumed to be spread evenly over
+        their original bin.
         """
         if not len(self.counts):
             return np.linspace(
@@ -99,18 +97,18 @@ class Series:
 
     @cached_property
     def _rows(self) -> list[tuple[Step, int]]:
-        """Its row in each step that has one."""
+        """(step, row) for each step that has a row of this series."""
         places = [(step, step.columns.row_of(self._number)) for step in self._steps]
         return [(step, row) for step, row in places if row is not None]
 
     @property
     def steps(self) -> np.ndarray:
-        """At which steps it was recorded; where several were merged, the last of them."""
+        """The steps at which the series was recorded; of merged steps, the last."""
         return np.array([step.last for step, _ in self._rows], np.int64)
 
     @property
     def first_steps(self) -> np.ndarray:
-        """The first step of each group; the same as `steps` where nothing was merged."""
+        """The first step of each merged group; the same as `steps` where nothing was merged."""
         return np.array([step.first for step, _ in self._rows], np.int64)
 
     def _column(self, name: str, dtype: type = np.float64) -> np.ndarray:
@@ -159,15 +157,15 @@ class Series:
 
     @property
     def nonfinite(self) -> np.ndarray:
-        """The share of the sample that is NaN or infinite; a tiny number if only elements outside
-        the sample are.
+        """The share of the sample that is NaN or infinite. A tiny number if there are such
+        elements, but only outside the sample.
         """
         return self._column("nonfinite")
 
     @property
     def dead(self) -> np.ndarray:
-        """The share of units that are always zero; NaN if that has no meaning, or before 64 values
-        of each were seen.
+        """The share of units that are always zero. NaN if the series has no units, or before 64
+        values of each were sampled.
         """
         return self._column("dead")
 
@@ -185,17 +183,17 @@ class Series:
 
     @property
     def num_calls(self) -> np.ndarray:
-        """How many tensors were recorded."""
+        """The number of sampled tensors."""
         return self._column("calls", np.int64)
 
     @property
     def num_elements(self) -> np.ndarray:
-        """How many elements they have together."""
+        """The total number of elements of these tensors."""
         return self._column("elements", np.int64)
 
     @property
     def num_sampled(self) -> np.ndarray:
-        """How many of those were sampled."""
+        """How many of these elements were sampled."""
         return self._column("sampled", np.int64)
 
     def histogram(self, step: int | None = None) -> Histogram:
@@ -216,8 +214,8 @@ class Series:
         )  # fmt: skip
 
     def heat_map(self) -> HeatMap:
-        """All histograms in the same finite bins, from the smallest to the largest bin that is ever
-        used.
+        """All histograms in common bins: every finite bin that any of them uses, in ascending
+        order.
         """
         parts = [step.columns.bins(row) for step, row in self._rows]
         codes = np.unique(np.concatenate([np.zeros(0, np.uint16), *(own for own, _ in parts)]))
@@ -274,10 +272,10 @@ class Series:
 
 
 class SeriesMap(Mapping[str, Series]):
-    """The series of one kind by name: parameters by theirs, tensors of a module by place ('0', '1')
-    or key.
+    """The series of one kind by name: the name of a parameter, or the position ('0', '1') or key of
+    a tensor that a module takes or returns.
 
-    It passes for the first of them, which is often the only one: `r['fc'].outputs.rms`.
+    Attributes are forwarded to the first series, often the only one: `r['fc'].outputs.rms`.
     """
 
     def __init__(self, series: Mapping[str, Series]) -> None:
@@ -326,7 +324,9 @@ class ModuleView:
         return ["address", "kinds", "update_ratio", *self.kinds]
 
     def update_ratio(self, name: str = "weight") -> tuple[np.ndarray, np.ndarray]:
-        """(steps, ratio of the change in a step to the parameter itself, by root mean square)."""
+        """(steps, ratios): the RMS of the change in each step divided by the RMS of the
+        parameter.
+        """
         updates, values = self.updates[name], self.parameters[name]
         steps, own, theirs = np.intersect1d(updates.steps, values.steps, return_indices=True)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -338,9 +338,7 @@ class ModuleView:
 
 
 class Scalars:
-    """Numbers that the user logged under a name. Where the oldest were merged, `values` are
-    means.
-    """
+    """Numbers logged under a name. Where the oldest were merged, `values` are means."""
 
     def __init__(self, name: str, rows: Sequence[ScalarRow]) -> None:
         self.name = name

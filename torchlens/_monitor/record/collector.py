@@ -1,6 +1,4 @@
-"""Takes note of tensors in the training thread: a sample of each, and of its gradient when that
-comes.
-"""
+"""Samples tensors in the training thread, and their gradients during the backward pass."""
 
 import weakref
 from collections.abc import Callable
@@ -16,20 +14,20 @@ from torchlens._monitor.record.statistics import Observation
 from torchlens._recording.unseen import call_unseen, is_seen
 from torchlens._text.problems import Problems
 
-# Of so many tensors the samples are remembered: what one module returns, its parent returns, and
-# the next is given.
+# The number of tensors whose samples are cached: the same tensor is often the output of a module
+# and of its parent, and the input of the next.
 _MOST_SEEN = 16
 _MOST_PENDING = 4_000
-# torch overflows its stack when it frees a chain of tens of thousands of nodes that were looked at
-# from Python.
+# torch overflows its stack when it frees a chain of tens of thousands of autograd nodes that have
+# Python objects.
 _MOST_HOOKS = 5_000
-# Python's own references die with the Python object, which may come and go while the tensor lives.
+# Python's weak references expire with the Python object, which the C++ tensor may outlive.
 _reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 _Tensor = torch.Tensor
 
 
 class _Seen:
-    """A tensor that was sampled, as it was then."""
+    """The cached sample of a tensor, at a version of it."""
 
     __slots__ = ("hook", "reference", "sample", "version")
 
@@ -41,9 +39,7 @@ class _Seen:
 
 
 class Collector:
-    """Holds what was seen since it was last taken. While `is_armed` is False it takes note of
-    nothing.
-    """
+    """Collects observations until `take_all`. Callers record nothing while `is_armed` is False."""
 
     def __init__(self, names: SeriesNames, problems: Problems) -> None:
         self.names = names
@@ -52,25 +48,25 @@ class Collector:
         self.tracks = Tracks()
         self.is_armed = False
         self.sampler = Sampler()
-        # What is done when so much is pending that it should not wait for the end of the step.
+        # Called when too many observations are pending to wait for the end of the step.
         self.on_full: Callable[[], None] | None = None
         self._seen: dict[int, _Seen] = {}
         self._hooks: list[weakref.ref[GradientHook]] = []
         self._self = weakref.ref(self)
 
     def take_all(self) -> list[Observation]:
-        """What was seen since the last time."""
+        """Returns the pending observations and clears them."""
         found, self.pending = self.pending, []
         return found
 
     def check_size(self) -> None:
-        """To be called now and then."""
+        """Calls `on_full` if too many observations are pending. Call it regularly."""
         if len(self.pending) > _MOST_PENDING and self.on_full is not None:
             self.on_full()
 
     def note(self, module: str, kind: str, name: str, tensor: _Tensor) -> int:
-        """Takes a sample for a series and returns its number; -1 if there is nothing to sample.
-        Under `call_unseen`.
+        """Samples a tensor for a series and returns the number of the series; -1 if the tensor
+        cannot be sampled. Call it under `call_unseen`.
         """
         seen = self.look(tensor)
         if seen is None:
@@ -80,13 +76,13 @@ class Collector:
         return number
 
     def note_again(self, number: int, tensor: _Tensor) -> None:
-        """As `note`, for a series whose number is known."""
+        """Like `note`, for a series whose number is known."""
         seen = self.look(tensor)
         if seen is not None:
             self.pending.append((number, seen.sample, None))
 
     def look(self, tensor: _Tensor) -> _Seen | None:
-        """A sample of a tensor, the last one if it has not changed since."""
+        """The sample of a tensor, from the cache if the tensor has not changed."""
         key = id(tensor)
         seen = self._seen.get(key)
         version = -1 if tensor.is_inference() else tensor._version
@@ -106,11 +102,10 @@ class Collector:
         return seen
 
     def follow_gradient(self, module: str, name: str, tensor: _Tensor) -> None:
-        """Will take a sample of the gradient of a tensor, as it is now, when a backward pass
-        computes it.
+        """Registers a hook that samples the gradient of a tensor in the backward pass.
 
-        By a hook on the node of autograd's graph that made the tensor: the tensor gets none, and
-        what is done to it in place later makes other nodes.
+        The hook is on the tensor's current autograd node, not on the tensor: later in-place
+        operations on the tensor create other nodes.
         """
         if not tensor.requires_grad or len(self._hooks) >= _MOST_HOOKS:
             return
@@ -133,7 +128,7 @@ class Collector:
             seen.hook = hook
 
     def on_gradient(self, hook: "GradientHook", gradient: _Tensor) -> None:
-        """A gradient has come. Under `call_unseen`."""
+        """Samples a gradient, called by its hook. Call it under `call_unseen`."""
         followed = self.tracks.gradients
         if followed:
             for module, _ in hook.series:
@@ -145,14 +140,12 @@ class Collector:
                 self.pending.append((number, sample, None))
 
     def forget(self) -> None:
-        """Between steps: tensors that were seen, and hooks that are still waiting, are those of a
-        step that is over.
-        """
+        """Clears the cached samples and the expired hooks, between steps."""
         self._seen.clear()
         self._hooks = [each for each in self._hooks if each() is not None]
 
     def remove_hooks(self) -> None:
-        """Takes every hook off the graphs that still live. May be called again."""
+        """Removes all hooks from autograd graphs and disarms. Calling it again does nothing."""
         self.is_armed = False
         self._seen.clear()
         for reference in self._hooks:
@@ -163,8 +156,8 @@ class Collector:
 
 
 class GradientHook:
-    """Stands before a node of autograd's graph. It knows the collector weakly: a graph that lives
-    on does not keep it.
+    """A pre-hook on an autograd node. Its reference to the collector is weak: a graph must not keep
+    the collector alive.
     """
 
     __slots__ = ("__weakref__", "_collector", "_output", "handle", "series")

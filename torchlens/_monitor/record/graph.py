@@ -1,20 +1,18 @@
-"""The graph of the model as it was called in the first recorded step, without a second forward
-pass.
+"""The graph of the model's calls in the first recorded step, made without a second forward pass.
 
 graph.json holds
 
     "model"    the class of the model
-    "modules"  every module: {"address", "type", "parent" (address), "parameters" (own numbers),
-    "is_called"} "calls"    every call of a module in the first recorded step, in the order in which
-    they began: {"module", "pass",
-               "parent" (number of the call around it, -1 for none), "inputs" and "outputs"
-               (shapes)}
-    "edges"    [from, to]: what one call returned, another was given, by numbers of calls
-    "page"     what the viewer's page knows of the operations (_page/data.py), or null: see "note"
+    "modules"  every module: {"address", "type", "parent" (address), "parameters" (the number of
+               elements of its own parameters), "is_called"}
+    "calls"    every module call of the first recorded step, by start: {"module", "pass", "parent"
+               (number of the enclosing call, or -1), "inputs" and "outputs" (shapes)}
+    "edges"    [from, to], by number of call: an output of one call is an input of the other
+    "page"     the page data of the operations (_page/data.py), or null: see "note"
     "note"     why there is no page, or ""
 
-The operations come from a log of that one call of the model, which returns exactly what a plain
-call returns. A model that is compiled is not logged: its source would give other roundings.
+The operations come from a log of the model's first call, which returns the same result as a plain
+call. A compiled model is not logged: its uncompiled source would round differently.
 """
 
 from collections.abc import Callable
@@ -37,15 +35,14 @@ from torchlens._text.problems import Problems
 _MOST_CALLS = 20_000
 _MOST_TENSORS = 8
 _NOT_RUN = object()
-# torch overflows its stack when it frees a chain of very many nodes that were looked at from Python
-# (see Recorder).
+# torch overflows its stack when it frees a long chain of autograd nodes that have Python objects.
 _MOST_LOOKED_AT = 10_000
 _reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 
 
 class GraphMaker:
-    """Writes down the calls of one step, and if it can the operations of the model's first call in
-    it.
+    """Records the module calls of one step and, if possible, the operations of the model's first
+    call in it.
     """
 
     def __init__(
@@ -62,9 +59,8 @@ class GraphMaker:
         self._calls: list[dict[str, Any]] = []
         self._edges: dict[tuple[int, int], None] = {}
         self._passes: dict[str, int] = {}
-        self._makers: dict[
-            int, tuple[Any, int]
-        ] = {}  # by id of a tensor: a reference to it, and the call that returned it
+        # By id of a tensor: a weak reference to it, and the number of the call that returned it.
+        self._makers: dict[int, tuple[Any, int]] = {}
         if wants_log and _is_compiled(model):
             self.wants_log = False
             self.note = (
@@ -72,7 +68,7 @@ class GraphMaker:
             )
 
     def enter(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is going to run."""
+        """Records the beginning of a module call."""
         if len(self._calls) >= _MOST_CALLS:
             return
         address = call.info.address
@@ -94,7 +90,7 @@ class GraphMaker:
         )
 
     def leave(self, call: Any, result: Any) -> None:
-        """A module returned."""
+        """Records the outputs of a module call."""
         if call.parent is None:
             self._result = result
         if call.number < 0:
@@ -105,8 +101,8 @@ class GraphMaker:
             self._makers[id(tensor)] = _reference_to(tensor), call.number
 
     def run_logged(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model in a log, once. Whatever goes wrong with the log, the model runs once and
-        its result counts.
+        """Runs the model once, logged. If logging fails, the result of the model's run is still
+        returned.
         """
         self.wants_log = False
         self._result = _NOT_RUN
@@ -135,7 +131,7 @@ class GraphMaker:
         return result
 
     def finished(self, model: torch.nn.Module) -> Callable[[], dict[str, Any]]:
-        """What makes the graph, anywhere and at any time. The maker is of no use after that."""
+        """A function that makes the graph, in any thread. Clears the maker, which ends its use."""
         modules = module_rows(model, {each["module"] for each in self._calls})
         recording = None if self._recording is None else _without_tensors(self._recording)
         note, calls, edges = self.note, self._calls, list(self._edges)
@@ -152,7 +148,7 @@ class GraphMaker:
                         None,
                         has_repeats=False,
                     )
-                except Exception as error:  # the rest is as good without it
+                except Exception as error:  # the rest of the graph is still valid
                     problems.add_failure(error, "The graph has no operations")
                     why = "The page of the operations could not be made."
             return {
@@ -168,8 +164,8 @@ class GraphMaker:
 
 
 def _without_tensors(recording: Recording) -> Recording:
-    """With tensors that have no values in place of the parameters: others train them while the
-    graph is made.
+    """The recording with meta tensors in place of the parameters, which the training changes while
+    the graph is made.
     """
     params = [
         torch.nn.Parameter(
@@ -194,14 +190,12 @@ class _GraphSession(Session):
         super().__init__(model, CaptureOptions(saves=False, max_nodes=_MOST_LOOKED_AT))
 
     def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Not `model(...)`: its class may have a `__call__` of its own, from inside which this is
-        called.
-        """
+        """Bypasses `model(...)`: a `__call__` defined by its class may already be on the stack."""
         return self.model._wrapped_call_impl(*args, **kwargs)
 
 
 def module_rows(model: torch.nn.Module, called: set[str]) -> list[dict[str, Any]]:
-    """The modules of a model, outer ones first."""
+    """A row for each module of a model, outer modules first."""
     found: dict[str, dict[str, Any]] = {}
     for address, module in named_modules(model):
         numbers = [

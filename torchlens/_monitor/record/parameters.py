@@ -1,4 +1,4 @@
-"""Takes note of parameters, their gradients and what a step of the optimizer does to them."""
+"""Samples parameters, their gradients, and their changes in an optimizer step."""
 
 import itertools
 import weakref
@@ -13,7 +13,7 @@ from torchlens._monitor.record.samples import Sample
 
 
 class _Known:
-    """A parameter by the first of its addresses, with the numbers of its series (-1: not known
+    """A parameter under its first address, with the numbers of its series (-1: not assigned
     yet).
     """
 
@@ -32,15 +32,14 @@ class _Known:
         self, module: str, name: str, parameter: torch.nn.Parameter, is_wanted: bool
     ) -> None:
         self.module, self.name, self.is_wanted = module, name, is_wanted
-        self.reference = weakref.ref(
-            parameter
-        )  # weakly: a run that is never finished does not keep the model
+        # A weak reference: an unfinished run must not keep the model alive.
+        self.reference = weakref.ref(parameter)
         self.number = self.gradient_number = self.update_number = -1
-        self.before: Sample | None = None  # as it was before the optimizer's step
+        self.before: Sample | None = None  # taken before the optimizer's step
 
 
 class ParameterWatch:
-    """Knows the parameters of a model by their ids."""
+    """The parameters of a model, by id."""
 
     def __init__(self, options: MonitorOptions, collector: Collector) -> None:
         self._options = options
@@ -51,12 +50,11 @@ class ParameterWatch:
         )
         self._has_gradients = "parameter_gradients" in options.log
         self._parameters: dict[int, _Known] = {}
-        # Optimizers that hold none of the parameters, with the number of theirs, as they were when
-        # that was found out.
+        # Optimizers without any of the parameters: their number of parameters when checked, by id.
         self._strangers: dict[int, int] = {}
 
     def refresh(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        """Looks at the model as it is now."""
+        """Updates the known parameters to those of the current modules."""
         last = self._parameters
         found: dict[int, _Known] = {}
         for address, module in modules:
@@ -76,7 +74,7 @@ class ParameterWatch:
         self._strangers.clear()
 
     def forget(self) -> None:
-        """Lets go of the model."""
+        """Drops all references to parameters."""
         self._parameters = {}
 
     def is_in(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> bool:
@@ -86,18 +84,19 @@ class ParameterWatch:
         count = sum(1 for _ in _held_by(optimizer))
         if self._strangers.get(id(optimizer)) == count:
             return False
-        self.refresh(
-            named_modules(model)
-        )  # the parameters may be others by now: FSDP puts its own in their places
+        # Parameters may have been replaced since the last refresh, as by FSDP.
+        self.refresh(named_modules(model))
         if any(id(parameter) in self._parameters for parameter in _held_by(optimizer)):
             return True
         self._strangers[id(optimizer)] = count
         return False
 
     def note_before(self, optimizer: torch.optim.Optimizer, has_gradients: bool = True) -> None:
-        """Samples parameters and gradients before a step of the optimizer. Under `call_unseen`.
+        """Samples parameters and gradients before a step of the optimizer. Call it under
+        `call_unseen`.
 
-        Where the step itself computes the gradients, those that are there now are of another step.
+        `has_gradients` is False if the step itself computes the gradients: those present before it
+        belong to another step.
         """
         take, names, pending = (
             self._collector.sampler.take,
@@ -122,17 +121,15 @@ class ParameterWatch:
                 self._note_gradient(known, parameter)
 
     def remember(self) -> None:
-        """Keeps samples of all parameters as they are before a step, for `note_by_hand`. Call it
-        under `call_unseen`.
-        """
+        """Samples all parameters before a step, for `note_by_hand`. Call it under `call_unseen`."""
         self._clear()
         if self._has_parameters or self._has_updates:
             for known, parameter in self._of(None):
                 known.before = self._collector.sampler.take(parameter, self._has_parameters)
 
     def note_by_hand(self) -> None:
-        """After a step that no optimizer made: all parameters as `remember` found them, their
-        gradients and changes.
+        """After a step without an optimizer: records all parameters as sampled by `remember`, their
+        gradients and changes. Call it under `call_unseen`.
         """
         names, pending = self._collector.names, self._collector.pending
         for known, parameter in self._of(None):
@@ -145,7 +142,7 @@ class ParameterWatch:
     def note_after(
         self, optimizer: torch.optim.Optimizer | None, has_gradients: bool = False
     ) -> None:
-        """Samples what changed since `note_before`, and gradients that came since. Call it
+        """Samples the changes since `note_before`, and with `has_gradients` the gradients. Call it
         under `call_unseen`.
         """
         collector = self._collector

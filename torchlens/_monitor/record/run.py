@@ -112,8 +112,7 @@ class Run:
         )
         self._steps.when_gone = self._take_away
 
-    # -- beginning and end
-    # ---------------------------------------------------------------------------------------------
+    # -- beginning and end -------------------------------------------------------------------------
 
     def start(self) -> "Run":
         """Starts recording; `torchlens.monitor` has already done so."""
@@ -210,8 +209,7 @@ class Run:
             )
         return f"<Run {str(self.folder)!r}, {state}, step {self._steps.clock.step}: {numbers}>"
 
-    # -- what the user tells
-    # -------------------------------------------------------------------------------------------
+    # -- what the user tells -----------------------------------------------------------------------
 
     def log(self, *, step: int | None = None, **scalars: Any) -> None:
         """Records numbers, or tensors of one element, for a step: `run.log(loss=loss,
@@ -393,8 +391,7 @@ class Run:
         self._writer.listeners.append(feed.tell)
         self._writer.at_end.append(feed.finish)
 
-    # -- what there is to know
-    # -----------------------------------------------------------------------------------------
+    # -- what there is to know ---------------------------------------------------------------------
 
     @property
     def current_step(self) -> int:
@@ -434,8 +431,7 @@ class Run:
         return self._steps.is_finished
 
 
-# -- numbers that the user logs
-# ------------------------------------------------------------------------------------------------
+# -- numbers that the user logs --------------------------------------------------------------------
 
 
 def _scalar_value(name: str, value: Any) -> Any:
@@ -471,8 +467,7 @@ def _copied(value: torch.Tensor) -> Any:
     return float(value) if value.device.type == "cpu" else value.detach().float().reshape(1).clone()
 
 
-# -- what the files say of the process and the run
-# ------------------------------------------------------------------------------------------------
+# -- what the files say of the process and the run -------------------------------------------------
 
 
 def _own_rank() -> int:

@@ -1,12 +1,11 @@
-"""Takes a small sample of a tensor, in a few microseconds whatever its size.
+"""Takes a small sample of a tensor.
 
-1,024 elements at fixed places, one from each of 1,024 equal stretches of the tensor's memory at a
-fixed distance from its beginning, and the smallest and largest of all elements. Nothing is waited
-for (on CUDA), no generator of random numbers is touched, no tensor of the user's is written to, and
-autograd sees nothing: callers switch it off.
+A sample holds 1,024 elements at fixed places, one from each of 1,024 equal stretches of the tensor,
+and usually the range of all elements. Sampling does not synchronize CUDA, use a random generator or
+write to the user's tensors. Callers disable autograd.
 
-Of a sparse tensor, what is stored is sampled, after the entries of the same place were added up
-(`coalesce`, which takes longer, and for which CUDA waits); the rest is zero.
+Of a sparse tensor, the stored elements are sampled after `coalesce`, which is slower and
+synchronizes CUDA. The other elements are zero.
 """
 
 from dataclasses import dataclass
@@ -21,20 +20,19 @@ from torchlens._recording.wrappers import local_value, why_valueless
 SAMPLE_SIZE = 1024
 PLAIN_TYPES: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-# torch copies tensors whose elements do not lie side by side to find their range: of larger ones
-# that numpy cannot read, the range is the sample's.
+# torch copies tensors that are not dense in memory to find their range. Above this size, unless
+# numpy can read the tensor, only the range of the sample is known.
 _MOST_STRIDED = 1 << 14
 _MOST_PLANS = 4096
-# What numpy reads where it lies, in half the time of torch's calls.
+# Types that numpy reads in place, in half the time of torch's calls.
 _NUMPY_FLOATS: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
 }
-# Of more elements, `torch.aminmax` finds the range faster: numpy reads them twice, and not with
-# several threads.
+# Above this size `torch.aminmax` is faster: numpy reads the elements twice, in one thread.
 _MANY = 1 << 16
-# Where in its stretch each element is taken from. Even steps would meet the same column of a matrix
-# again and again.
+# The position of each element in its stretch. Even steps could hit the same column of a matrix each
+# time.
 _JITTER = np.random.Generator(np.random.PCG64(20)).random(SAMPLE_SIZE)
 
 _STRIDED = torch.strided
@@ -49,26 +47,24 @@ class Plan:
     strides: tuple[int, ...]
     num_elements: int
     places: torch.Tensor | None  # which elements; None: all
-    # the elements lie side by side in memory, though perhaps in another order; `places` are in its
-    # order
+    # The elements are dense in memory, perhaps in another order; `places` follow memory order.
     is_flat: bool
     is_contiguous: bool
-    has_range: bool  # whether the range of all elements is asked for
-    by_numpy: bool  # it lies in memory that numpy can read, with numbers that it knows
+    has_range: bool  # whether the range of all elements is taken
+    by_numpy: bool  # numpy can read the memory and the type
     item_size: int
     numpy_dtype: np.dtype[Any] | None = None
-    numpy_places: np.ndarray | None = None  # as `places`, counted in memory
-    memory_size: int = 0  # how many elements of the memory the tensor reaches over
-    # Of elements that do not lie side by side: the shape without what is repeated, and the strides
-    # in bytes.
+    numpy_places: np.ndarray | None = None  # `places` as offsets in memory
+    memory_size: int = 0  # the extent of the tensor in memory, in elements
+    # If not `is_flat`: shape and strides (in bytes) without the axes of stride 0.
     spread: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    # By axis, made on demand: which unit (channel, feature) each element of the sample belongs to,
-    # and how many each has.
+    # By axis, computed on demand: the unit (channel, feature) of each element of the sample, and
+    # the number of elements of each unit.
     units: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
 
     def units_of_sample(self, axis: int | None = None) -> tuple[np.ndarray, np.ndarray] | None:
         """The unit (channel or feature) of each element of a sample, and the number of elements of
-        each unit. Without an axis, units lie along the second of four or more, otherwise the last.
+        each unit. The default axis is the second of four or more, otherwise the last.
         """
         num_axes = len(self.shape)
         if num_axes < 2:
@@ -88,14 +84,14 @@ class Plan:
         return self.units[axis]
 
 
-# In place of a plan that was not made yet.
+# Sentinel: no plan was made yet.
 _UNKNOWN = Plan((), (), 0, None, False, False, False, False, 0)
 
 
 class Sample:
-    """A few elements of a tensor, and the range of all (None if only the sample's own is known).
+    """A few elements of a tensor, and the range of all (None if only that of the sample is known).
 
-    `num_absent` more elements are not stored (the tensor is sparse), and zero.
+    `num_absent` is the number of zeros that a sparse tensor does not store.
     """
 
     __slots__ = ("high", "low", "num_absent", "plan", "values")
@@ -109,16 +105,16 @@ class Sample:
 
 
 class Sampler:
-    """Takes samples, and remembers how for each shape and layout."""
+    """Takes samples, with a cached plan for each shape and layout."""
 
-    # Whether numpy may do it. A test says no, to count what happens on other devices.
+    # Tests set this to False to exercise the path of other devices.
     uses_numpy = True
 
     def __init__(self) -> None:
         self._plans: dict[Any, Plan | None] = {}
 
     def take(self, tensor: torch.Tensor, wants_range: bool = True) -> Sample | None:
-        """A sample; None if the tensor has no numbers. Call it under `call_unseen`."""
+        """A sample; None if the tensor cannot be sampled. Call it under `call_unseen`."""
         if (
             type(tensor) not in PLAIN_TYPES
             or tensor.layout is not _STRIDED
@@ -138,7 +134,7 @@ class Sampler:
             plan = self._plans[key] = _plan(tensor, self.uses_numpy)
         if plan is None:
             return None
-        # Memory that was given back begins at 0: torch says so, numpy would read whatever is there.
+        # Freed storage has address 0: torch raises an error, numpy would read invalid memory.
         if plan.by_numpy and not tensor.is_neg():
             address = tensor.data_ptr()
             if address != tensor.storage_offset() * plan.item_size:
@@ -152,9 +148,8 @@ class Sampler:
         if plan.places is None:
             return Sample(flat.flatten().clone(), None, None, plan)
         low = high = None
-        if (
-            wants_range and plan.has_range
-        ):  # first: it has the processor fetch the elements in order
+        # The range comes first: it reads the elements in order, into the cache.
+        if wants_range and plan.has_range:
             low, high = torch.aminmax(flat)
         return Sample(torch.take(flat, plan.places), low, high, plan)
 
@@ -189,14 +184,13 @@ class Sampler:
                 )
             else:
                 low, high = _smallest(flat), _largest(flat)
-        return Sample(
-            flat.take(places, mode="clip"), low, high, plan
-        )  # all are there: "clip" does not look first
+        # All places are valid; "clip" skips numpy's check of bounds.
+        return Sample(flat.take(places, mode="clip"), low, high, plan)
 
 
 def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, int] | None:
-    """What is to be sampled of a tensor that is not strided, not of the common types or not of the
-    common numbers, and how many elements of it are not stored."""
+    """(tensor to sample, number of elements not stored) of a tensor with an unusual class, layout
+    or dtype; None if it cannot be sampled."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or why_valueless(tensor) is not None:
         return None
     tensor = stored = local_value(tensor)
@@ -211,7 +205,7 @@ def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     num_absent = 0 if tensor.is_nested else tensor.numel() - stored.numel()
     if stored.is_complex():
         stored, num_absent = torch.view_as_real(stored.resolve_conj()), 2 * num_absent
-    if stored.dtype not in _FLOATS:  # numbers of 8 bits, which little can be done with
+    if stored.dtype not in _FLOATS:  # 8-bit types, which support few operations
         stored = stored.float()
     return stored.as_subclass(torch.Tensor), num_absent
 
@@ -255,7 +249,7 @@ def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
 def _places_in_memory(
     places: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> np.ndarray:
-    """Where the elements lie that have these numbers, counted row by row."""
+    """The offsets in memory of elements given by their row-major index."""
     found = np.zeros(len(places), np.int64)
     for axis, stride in zip(np.unravel_index(places, shape), strides, strict=True):
         found += axis * stride
@@ -263,7 +257,7 @@ def _places_in_memory(
 
 
 def _lies_side_by_side(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements fill a stretch of memory, each once."""
+    """Whether the elements fill a stretch of memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1
@@ -283,7 +277,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _Copy:
-    """Many small tensors of one device on their way to the host, in one piece."""
+    """Small tensors of one device, copied to the host in one transfer."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         device = tensors[0].device
@@ -300,7 +294,7 @@ class _Copy:
         self._parts: list[torch.Tensor] | None = None
 
     def part(self, number: int) -> torch.Tensor:
-        """One of them, as soon as it is there. Not for the thread that trains: it waits."""
+        """One of the tensors. Waits for the copy: not for the training thread."""
         if self._parts is None:
             if self._event is not None:
                 self._event.synchronize()
@@ -309,7 +303,7 @@ class _Copy:
 
 
 class _Arriving:
-    """A small tensor that is being copied."""
+    """A part of a running copy."""
 
     __slots__ = ("_copy", "_number")
 
@@ -322,7 +316,7 @@ class _Arriving:
 
 
 def to_host(samples: list[Sample], every_device: bool = False) -> None:
-    """Copies samples from other devices to this one: one copy for each device, without waiting."""
+    """Starts copying samples to the host, with one transfer per device."""
     by_device: dict[torch.device, list[tuple[Sample, str, torch.Tensor]]] = {}
     for sample in samples:
         values = sample.values
@@ -338,7 +332,5 @@ def to_host(samples: list[Sample], every_device: bool = False) -> None:
 
 
 def value_of(part: Any) -> Any:
-    """A part of a sample (an array, a number, a tensor of this device) that may still be
-    arriving.
-    """
+    """A part of a sample (array, number or host tensor). Waits if it is still being copied."""
     return part.get() if isinstance(part, _Arriving) else part

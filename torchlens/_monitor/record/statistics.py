@@ -1,9 +1,8 @@
-"""Samples → columns: ranges, sums, quantiles and bins, in the writer's thread and on numpy alone.
+"""Samples → columns: ranges, sums, quantiles and bins, computed with numpy in the writer's thread.
 
-numpy is called a few dozen times, whatever the number of samples. One after the other, it would be
-called thousands of times, and each call may hold up the thread that trains. So samples of all
-lengths lie in stacks of two widths. Short ones are filled up, and what they are filled up with is
-left out of every statistic.
+Samples are stacked, so that a few dozen numpy calls process many of them: each call may hold the
+GIL and delay the training thread. Stacks have two widths. Shorter samples are padded, and all
+statistics exclude the padding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +17,14 @@ from torchlens._monitor.store.bins import NAN, ZERO, bins_of, narrowed, raw_bins
 from torchlens._monitor.store.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
 
 _WIDTHS = (SAMPLE_SIZE // 4, SAMPLE_SIZE)
-# So much stays in the processor's cache, and in memory that is not asked of the system again and
-# again.
+# A stack of this size fits the processor's cache, and its memory is reused by the allocator.
 _MOST_ROWS = 128
 
 
 class Stack(NamedTuple):
-    """Samples, one a row; where one is shorter than the stack is wide, there are zeros."""
+    """Samples, one per row, padded with zeros."""
 
-    members: np.ndarray  # which of all samples
+    members: np.ndarray  # the indices of the samples
     lengths: np.ndarray
     values: np.ndarray
 
@@ -36,15 +34,15 @@ class StackStatistics(NamedTuple):
 
     floats: np.ndarray  # low, high, total, squares
     quantiles: np.ndarray
-    # The bins of all rows, one row after the other: how many each row has, their codes and counts.
+    # The bins of all rows, row after row: the number of bins of each row, their codes and counts.
     num_bins: np.ndarray
     codes: np.ndarray
     counts: np.ndarray
 
 
 def stacked(samples: Sequence[np.ndarray], befores: Sequence[np.ndarray | None]) -> list[Stack]:
-    """All samples in as few stacks as there are widths and types. With a second array, it is the
-    change since then.
+    """Stacks of the samples, by width and type, of at most `_MOST_ROWS` rows. Where an array of
+    `befores` is given, the row is the change from it.
     """
     by_kind: dict[tuple[int, str], list[int]] = {}
     for number, sample in enumerate(samples):
@@ -95,7 +93,7 @@ def statistics_of(stack: Stack) -> StackStatistics:
     begins = np.arange(num_rows) * width
     low, high = flat[begins], flat[begins + lengths - 1]
     bad = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))
-    starts, ends = begins, begins + lengths  # of what is finite in each row
+    starts, ends = begins, begins + lengths  # of the finite values in each row
     if len(bad):
         own = ordered[bad]
         num_real = width - np.count_nonzero(np.isnan(own), axis=1)
@@ -111,8 +109,8 @@ def statistics_of(stack: Stack) -> StackStatistics:
 
 
 def _sums(values: np.ndarray, bad: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of each row, and that of its squares. In rows that are bad, not all is finite: only
-    what is counts.
+    """The sums and the sums of squares of the finite values in each row. `bad` are the rows that
+    have other values.
     """
     wide = values.astype(np.float64)
     if len(bad):
@@ -122,7 +120,7 @@ def _sums(values: np.ndarray, bad: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _quantiles(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Of numbers in order: those from each start to its end."""
+    """The quantiles of each range of sorted numbers, from its start to its end."""
     span = np.maximum(ends - starts - 1, 0)[:, None]
     places = QUANTILES * span
     below = places.astype(np.int64)
@@ -138,13 +136,11 @@ def _quantiles(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.nda
 def _bins(
     ordered: np.ndarray, num_filled: np.ndarray, is_finite: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(how many bins each row has, codes, counts) of rows in order: a bin is a run of equal
-    codes.
-    """
+    """(number of bins of each row, codes, counts) of sorted rows: a bin is a run of equal codes."""
     narrow = narrowed(ordered)
-    # Of numbers in order, zeros (there is no −0 any more) stand together, and the code says which
-    # they are only at their beginning; unless there are some that are not finite, or so small that
-    # they share the code of zero.
+    # In a sorted row, zeros are adjacent (−0 was removed), so only the first of a run is compared
+    # with zero below. Non-finite values, or tiny ones that share the raw code of zero, need
+    # `bins_of`.
     codes = raw_bins_of(narrow) if is_finite else bins_of(narrow)
     num_rows, width = codes.shape
     is_first = np.empty(codes.shape, bool)
@@ -161,7 +157,7 @@ def _bins(
             return _bins(ordered, num_filled, is_finite=False)
         found[is_zero] = ZERO
     num_bins = np.diff(np.searchsorted(begins, np.arange(num_rows + 1) * width))
-    if num_filled.any():  # what a row was filled up with stands last in it, among what is NaN
+    if num_filled.any():  # the padding is NaN, and sorted to the end of its row
         last = (np.cumsum(num_bins) - 1)[num_filled > 0]
         assert (found[last] == NAN).all()
         counts[last] -= num_filled[num_filled > 0]
@@ -176,8 +172,8 @@ def _bins(
 
 
 _NUMBER_TYPES = frozenset({np.float32, np.float64})
-# One tensor that was looked at for a series (its number). With a second sample, the series is of
-# the change since then.
+# (number of the series, sample, earlier sample or None). With an earlier sample, the series records
+# the change from it.
 Observation = tuple[int, Sample, Sample | None]
 
 
@@ -186,12 +182,12 @@ def summarized(
     limits: Mapping[int, tuple[float, float]],
     activity: UnitActivity | None = None,
 ) -> Columns:
-    """One row for each series. `limits` are those of activations that have some; `activity` counts
-    dead units.
+    """The columns of observations, with one row for each series. `limits` are those of bounded
+    activations by series; `activity` counts dead units.
     """
     rows: dict[tuple[int, int], int] = {}
     sources: list[Observation] = []
-    place: list[int] = []  # the row of each: what one module returns, the next is given
+    place: list[int] = []  # the row of each observation: series may share a sample
     for observation in observations:
         key = id(observation[1]), id(observation[2])
         row = rows.setdefault(key, len(sources))
@@ -215,31 +211,31 @@ def summarized(
 
 
 class _SampleRows(NamedTuple):
-    """Statistics of samples, in the order in which those came."""
+    """Statistics of samples, in the order of the samples."""
 
     stacks: list[Stack]
-    groups: np.ndarray  # in which of these each row is
-    places: np.ndarray  # and where
+    groups: np.ndarray  # the stack of each row
+    places: np.ndarray  # the row's index in its stack
     floats: np.ndarray  # low, high, total, squares
     flags: np.ndarray
     sizes: np.ndarray  # elements, sampled
     quantiles: np.ndarray
-    # The bins of all rows in one, in no order of rows: where those of each begin, and how many it
-    # has.
+    # The bins of all rows, in the order of the stacks: the start and the number of those of each
+    # row.
     starts: np.ndarray
     num_bins: np.ndarray
     codes: np.ndarray
     counts: np.ndarray
 
     def values(self, row: int) -> np.ndarray:
-        """The sample itself."""
+        """The values of a sample."""
         found: np.ndarray = self.stacks[self.groups[row]].values[
             self.places[row], : self.sizes[row, 1]
         ]
         return found
 
     def has_bin(self, code: int) -> np.ndarray:
-        """Which rows have a bin."""
+        """A mask of the rows that have the bin of this code."""
         found = np.zeros(len(self.starts), bool)
         places = np.flatnonzero(self.codes == code)
         if len(places):
@@ -256,9 +252,8 @@ def _rows(sources: list[Observation]) -> _SampleRows:
     )
     found = [statistics_of(stack) for stack in stacks]
     order = np.concatenate([stack.members for stack in stacks])
-    place_of = np.empty(
-        count, np.int64
-    )  # where each row stands in what follows, which is stack after stack
+    # The index of each sample in the arrays below, which are concatenated stack by stack.
+    place_of = np.empty(count, np.int64)
     place_of[order] = np.arange(count)
     num_bins = np.concatenate([each.num_bins for each in found])
     sizes = np.empty((count, 2), np.int64)
@@ -284,7 +279,7 @@ def _rows(sources: list[Observation]) -> _SampleRows:
 
 
 def _array(sample: Sample) -> np.ndarray:
-    """The elements of a sample, as numbers that numpy knows."""
+    """The elements of a sample as a numpy array of float32 or float64."""
     values = sample.values
     if type(values) is np.ndarray:
         return values
@@ -299,7 +294,7 @@ def _array(sample: Sample) -> np.ndarray:
 
 
 def _add_ranges(found: _SampleRows, sources: list[Observation]) -> None:
-    """The ranges of all elements, where they are known."""
+    """Fills in the ranges of all elements, where they are known."""
     known = [
         (row, sample)
         for row, (_, sample, before) in enumerate(sources)
@@ -312,21 +307,19 @@ def _add_ranges(found: _SampleRows, sources: list[Observation]) -> None:
             _numbers([sample.high for _, sample in known]),
         )
         has_nan = np.isnan(low)
-        # With NaN among them the range of the rest is not known: what there is, is the sample's.
+        # With NaN among the elements, the range of the others is unknown: keep that of the sample.
         found.flags[chosen] |= np.where(has_nan, HAS_NAN, RANGE_IS_EXACT).astype(np.uint8)
         found.floats[chosen[~has_nan], 0], found.floats[chosen[~has_nan], 1] = (
             low[~has_nan],
             high[~has_nan],
         )
-    is_whole = found.sizes[:, 0] == found.sizes[:, 1]  # all were looked at
+    is_whole = found.sizes[:, 0] == found.sizes[:, 1]  # the sample has all elements
     found.flags[is_whole] |= RANGE_IS_EXACT
     found.flags[is_whole & found.has_bin(NAN)] |= HAS_NAN
 
 
 def _numbers(parts: list[Any]) -> np.ndarray:
-    """What is known of several samples: numbers of numpy's, or tensors that may still be
-    arriving.
-    """
+    """An array of numbers, each a numpy number or a tensor that may still be copied to the host."""
     if not _NUMBER_TYPES.issuperset(map(type, parts)):
         values = [value_of(part) for part in parts]
         parts = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
@@ -388,8 +381,8 @@ def _fanned_out(
 
 
 def _zeros(columns: Columns, row: int, values: np.ndarray, source: Observation) -> Columns:
-    """A row for the elements of a sparse tensor that are not stored: so many zeros as belong to its
-    sample. With it merged, all is of the whole tensor."""
+    """A row for the elements that a sparse tensor does not store: zeros, in proportion to its
+    sample. Merged with the row of the stored elements, it describes the whole tensor."""
     sample = source[1]
     count = round(sample.num_absent * len(values) / sample.plan.num_elements)
     columns.quantiles[row] = _quantiles_with_zeros(values, count)
@@ -413,15 +406,14 @@ def _zeros(columns: Columns, row: int, values: np.ndarray, source: Observation) 
 
 
 def _quantiles_with_zeros(values: np.ndarray, num_zeros: int) -> np.ndarray:
-    """Quantiles of what is finite, and so many zeros beside it."""
+    """Quantiles of the finite values together with `num_zeros` zeros."""
     ordered = np.sort(values[np.isfinite(values)])
     total = len(ordered) + num_zeros
     if not total:
         return np.full(len(QUANTILES), np.nan, np.float32)
     split = int(np.searchsorted(ordered, 0))
-    zeros = (
-        np.array([split, split + num_zeros - 1]) if num_zeros else np.zeros(0, np.int64)
-    )  # the first, and the last
+    # The positions of the first and the last zero.
+    zeros = np.array([split, split + num_zeros - 1]) if num_zeros else np.zeros(0, np.int64)
     places = np.concatenate([np.arange(split), zeros, np.arange(split + num_zeros, total)])
     known = np.concatenate([ordered[:split], np.zeros(len(zeros)), ordered[split:]])
     return narrowed(np.interp(QUANTILES * (total - 1), places, known))

@@ -1,5 +1,5 @@
-"""Follows the steps of a training: arms what sees the modules, and hands over what was seen when a
-step is over.
+"""Follows the steps of a training loop: arms the module watcher for recorded steps, and passes
+their observations to the writer when they end.
 """
 
 import os
@@ -39,8 +39,8 @@ from torchlens._monitor.record.writer import StepPart, Writer
 from torchlens._monitor.store.folder import GRAPH_FILE, write_json_file
 from torchlens._recording.unseen import call_unseen
 
-# Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when
-# there are so many.
+# Scalars of steps without other observations go to the writer at this interval (in seconds), or
+# once this many are pending. Beyond the maximum, the oldest are discarded.
 _SCALARS_EVERY = 0.2
 _MANY_SCALARS, _MOST_SCALARS = 500, 100_000
 _OTHER_THREAD = (
@@ -52,14 +52,14 @@ _BY_HAND_LATE = (
     "run since: those steps count too. Call run.step() at the end of each iteration from the "
     "first on, or leave the steps to the optimizers"
 )
-# Counts the nodes of autograd's graphs that a thread has made: if there are more than before, it
-# has computed something.
+# The number of autograd nodes that the current thread has created. If it has grown, the thread has
+# computed something that requires gradients.
 _num_nodes: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class Steps:
-    """The steps of one run. Whatever fails in here, the training goes on: the writer's `problems`
-    say so.
+    """The steps of one run. Errors in here never stop the training: they are added to the writer's
+    `problems`.
     """
 
     def __init__(
@@ -70,50 +70,48 @@ class Steps:
         self.clock = StepClock(first)
         self.collector, self.watcher, self.writer = collector, watcher, writer
         self._films = films
-        self.scalars: list[tuple[str, int, Any]] = []  # name, step, value: not handed over yet
+        self.scalars: list[tuple[str, int, Any]] = []  # pending: name, step, value
         self.is_on = True
         self.is_finished = False
-        self.when_gone: Callable[[], None] = self.take_away  # what is done when the model is
-        # Weakly: a run that is never finished does not keep the model.
+        self.when_gone: Callable[[], None] = self.take_away  # called once the model is freed
+        # A weak reference: an unfinished run must not keep the model alive.
         self.model = weakref.ref(model, lambda _: self._give_up())
         self.pid = os.getpid()
         self._folder = folder
         self._options = options
         self._parameters = ParameterWatch(options, collector)
         self._is_recorded = False  # the current step
-        # Of the current step, for certain. What is still in the collector may be of the next one
-        # (see `StepClock`).
+        # Observations known to belong to the current step. Those still in the collector may belong
+        # to the next one (see `StepClock`).
         self._settled: list[Observation] = []
         self._settled_captures: list[Capture] = []
         self._unsettled_scalars: list[tuple[str, Any]] = []
-        self._late_step: int | None = None  # the step before, if it was recorded
+        self._late_step: int | None = None  # the previous step, if recorded
         self._handles: list[Any] = []
-        self._is_manual = False  # steps are told by `end_by_hand`
-        self._has_optimizer = False  # one was seen in this step
+        self._is_manual = False  # `end_by_hand` ends the steps, not optimizers
+        self._has_optimizer = False  # an optimizer of the model has stepped in this step
         self._has_ended_step = False
-        self._logs_before: dict[
-            str, bool
-        ] = {}  # whether a scalar is logged before the optimizer's step, as far as known
-        # At the last step of an optimizer: its thread with the nodes it had made, and how often
-        # modules were called.
+        # By scalar name: whether it is logged before the optimizer's step, once observed.
+        self._logs_before: dict[str, bool] = {}
+        # At the last step of an optimizer: the thread with its count of autograd nodes, and the
+        # number of module calls.
         self._nodes_before = get_ident(), 0
-        self._nodes_of_step = 0  # made between the last two steps of optimizers
+        self._nodes_of_step = 0  # created between the last two optimizer steps
         self._calls_before = 0
-        self._stepping: dict[
-            int, weakref.ref[Any]
-        ] = {}  # the outermost optimizer that is stepping, by thread
+        # By thread: the outermost optimizer whose step is running.
+        self._stepping: dict[int, weakref.ref[Any]] = {}
         self._last_offer = 0.0
         self._is_ending = False
-        self._is_in_place = False  # the calls of modules are seen
+        self._is_in_place = False  # the patches of module calls are applied
         self._start = monotonic()
 
     @property
     def has_begun(self) -> bool:
-        """Whether optimizers are followed."""
+        """Whether the hooks on optimizers are registered."""
         return bool(self._handles)
 
     def follow_optimizers(self) -> None:
-        """From now on, what optimizers do ends steps."""
+        """Registers the hooks by which optimizers end steps."""
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
 
@@ -125,19 +123,19 @@ class Steps:
         self.arm_or_disarm()
 
     def end_by_hand(self) -> None:
-        """Ends a step. Once it was called, optimizers end no steps any more."""
+        """Ends a step. From the first call on, optimizers no longer end steps."""
         if not self.is_finished and os.getpid() == self.pid:
             self.guard(self._step_by_hand)
 
     def end_last(self) -> None:
-        """Hands over what was seen of the step that is running: no other comes."""
+        """Passes the observations of the running step to the writer. No step may follow."""
         self._is_ending = True
         self._settle()
         self._offer(self.clock.step, *self._take_settled())
         self._write_graph()
 
     def take_away(self) -> None:
-        """Leaves nothing behind in torch. May be called again."""
+        """Removes all hooks and patches from torch. Calling it again does nothing."""
         for handle in self._handles:
             handle.remove()
         self._disarm()
@@ -146,22 +144,21 @@ class Steps:
         self._parameters.forget()
 
     def _give_up(self) -> None:
-        """The model is gone."""
+        """Callback for when the model is freed."""
         if not self.is_finished and os.getpid() == self.pid:
             self.when_gone()
 
-    # -- one after the other
-    # -------------------------------------------------------------------------------------------
+    # -- ending steps ------------------------------------------------------------------------------
 
     def add_scalar(self, name: str, value: Any, step: int | None) -> None:
-        """Keeps a number that was logged. Without `step`, it is of the running step, or of the one
-        that has just ended.
+        """Queues a logged number. Without `step`, it belongs to the running step or to the one that
+        has just ended (see `_step_of_log`).
         """
         if step is None and self.clock.is_waiting and self._has_run():
             self._unsettled_scalars.append((name, value))
         else:
             self.scalars.append((name, self._step_of_log(name) if step is None else step, value))
-        if len(self.scalars) > _MOST_SCALARS:  # no step ends, so none is handed over
+        if len(self.scalars) > _MOST_SCALARS:  # no step ends, so nothing reaches the writer
             del self.scalars[: len(self.scalars) - _MOST_SCALARS]
             self.writer.problems.add(
                 f"More than {_MOST_SCALARS:,} scalars were logged in one step: only the last are "
@@ -169,9 +166,10 @@ class Steps:
             )
 
     def _step_of_log(self, name: str) -> int:
-        """A loop logs before the optimizer's step or after, each number in its place. In a recorded
-        step one sees whether the model has run yet; in the others, what was seen then is taken to
-        be so.
+        """The step of a scalar that is logged now.
+
+        A training loop logs each scalar either before or after the optimizer's step. In a recorded
+        step the module calls show which. Other steps reuse that answer.
         """
         if self.clock.is_waiting:
             return self.clock.step
@@ -186,12 +184,13 @@ class Steps:
         """Whether the model has run since the last step of an optimizer."""
         if self.collector.is_armed:
             return self.watcher.num_calls > self._calls_before
-        # A few more operations on the loss, or a norm of the weights, are no run of the model.
+        # Half the nodes of a step at least: a few operations on the loss, or a norm of the weights,
+        # do not count as a run of the model.
         return 0 < self._new_nodes() >= self._nodes_of_step / 2
 
     def _new_nodes(self) -> int:
-        """How many nodes this thread has made since the last step of an optimizer. Costs next to
-        nothing.
+        """How many autograd nodes this thread has created since the last optimizer step. 0 if that
+        step ran in another thread.
         """
         thread, num_nodes = self._nodes_before
         return _num_nodes() - num_nodes if thread == get_ident() else 0
@@ -252,27 +251,25 @@ class Steps:
         self._settle()
         if is_over:
             self._end_step()
-        else:  # what comes now may be of the next step
+        else:  # observations from here on may belong to the next step
             if not self._is_recorded and self._is_wanted(self.clock.step + 1):
                 self._arm()
             self._calls_before = self.watcher.num_calls
 
     def _is_within_another(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether another optimizer, which wraps this one, is calling it: that is part of the
-        other's step.
-        """
+        """Whether a wrapping optimizer is calling this one, as part of its own step."""
         outermost = self._stepping.get(get_ident())
         other = None if outermost is None else outermost()
         return other is not None and other is not optimizer and _is_stepping(other)
 
     def _records_now(self) -> bool:
-        """Whether what the optimizer that is stepping does is recorded."""
+        """Whether the step of the current optimizer is recorded."""
         return self._late_step is not None if self.clock.is_late else self._is_recorded
 
     def _step_by_hand(self) -> None:
         is_first, self._is_manual = not self._is_manual, True
         if is_first and self._has_ended_step and not self.clock.is_waiting:
-            if not self._has_run():  # an optimizer has just ended the step that is meant
+            if not self._has_run():  # an optimizer has just ended this step
                 if self._is_recorded:
                     call_unseen(self._parameters.remember)
                 return
@@ -284,10 +281,9 @@ class Steps:
         self._end_step()
 
     def _end_step(self, has_next_begun: bool = False) -> None:
-        """The step is over: what was seen of it is handed over, and the next one is recorded or
-        not.
+        """Ends the step: passes its observations to the writer and arms or disarms the next one.
 
-        `has_next_begun`: what was seen since the last step of an optimizer is of the next one.
+        `has_next_begun`: observations since the last optimizer step belong to the next step.
         """
         step, was_recorded = self.clock.step, self._is_recorded
         self._late_step = step if was_recorded else None
@@ -301,7 +297,7 @@ class Steps:
         self.arm_or_disarm(has_next_begun)
 
     def _settle(self) -> None:
-        """What was seen until now is of the current step."""
+        """Assigns all observations so far to the current step."""
         seen, captures = self.collector.take_all(), self.collector.tracks.take_captures()
         if self._is_recorded:
             self._settled += seen
@@ -334,16 +330,16 @@ class Steps:
         scalars, self.scalars = self.scalars, []
         call_unseen(_start_copies, observations, scalars)
         if not self.writer.offer(StepPart(step, observations, scalars, is_end)):
-            self.scalars[:0] = scalars  # they are small, and wait for the next step
+            self.scalars[:0] = scalars  # retry at the next step: scalars are small
 
     def _hand_over_part(self) -> None:
-        """So much was seen of a step that has not ended (a model that is only evaluated has none)
-        that it does not wait.
+        """Passes pending observations to the writer before the step ends: there are too many to
+        hold. A model that is only evaluated never ends a step.
         """
         if self._is_recorded:
             self._settle()
             self._offer(self.clock.step, *self._take_settled(), is_end=False)
-        else:  # in the midst of optimizers' turns, before a step that is recorded
+        else:  # between the turns of several optimizers, with only the next step recorded
             self._offer(
                 self.clock.step + 1,
                 self.collector.take_all(),
@@ -351,14 +347,12 @@ class Steps:
                 is_end=False,
             )
 
-    # -- being armed
-    # ----------------------------------------------------------------------------------------------
+    # -- arming and disarming ----------------------------------------------------------------------
 
     def arm_or_disarm(self, has_begun: bool = False) -> None:
-        """Sees to it that the step is recorded, if it is to be, and otherwise that it costs
-        nothing.
+        """Applies the patches if the step is to be recorded, removes them otherwise.
 
-        A step that has begun is recorded only if its beginning was seen.
+        A step that has already begun is recorded only if its beginning was observed.
         """
         self._is_recorded = self._is_wanted(self.clock.step) and (
             self.collector.is_armed or not has_begun
@@ -370,7 +364,7 @@ class Steps:
         self._calls_before = 0
 
     def _arm(self) -> None:
-        """From now on calls of modules are seen, in whichever thread the next step runs."""
+        """Applies the patches that observe module calls, in all threads."""
         if self.model() is None:
             return
         self.watcher.begin_step()
@@ -387,7 +381,7 @@ class Steps:
             self._is_in_place = True
 
     def _look_again(self) -> None:
-        """Looks at the model as it is now, for it may have changed."""
+        """Refreshes the known modules and parameters: the model may have changed."""
         model = self.model()
         if model is not None:
             modules = named_modules(model)
@@ -403,7 +397,7 @@ class Steps:
         hide_from_compiler(False)
 
     def guard(self, function: Callable[..., Any], *args: Any) -> None:
-        """Does something of ours. If it fails, the training goes on."""
+        """Calls a function. An error is added to the problems and does not stop the training."""
         if os.getpid() != self.pid:
             return
         try:
@@ -416,7 +410,7 @@ class Steps:
         return model is not None and self._parameters.is_in(optimizer, model)
 
     def _write_graph(self) -> None:
-        """As soon as a recorded step has called the model."""
+        """Writes graph.json, once a recorded step has called the model."""
         model, graph = self.model(), self.watcher.graph
         if model is not None and graph is not None and self.watcher.num_calls:
             self.watcher.graph = None
@@ -426,14 +420,14 @@ class Steps:
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the optimizer is given a function that computes loss and gradients: they come within
-    its step (Lightning).
+    """Whether the optimizer's step is given a closure, which computes loss and gradients within the
+    step (as Lightning does).
     """
     return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
 
 
 def _is_stepping(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of an optimizer is running in this thread; one that raised is not."""
+    """Whether a step of the optimizer is on this thread's call stack; False after it raised."""
     file = sys.modules[torch.optim.Optimizer.__module__].__file__
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -1,8 +1,8 @@
 """Watches the calls of a model's modules during a recorded step.
 
-The model gets no hook and no attribute: `nn.Module._call_impl` is patched while a step is recorded
-(see _capture/module_tracker.py). Inputs and outputs are sampled at once, before anything can be
-written over them.
+The model gets no hooks and no attributes: `nn.Module._call_impl` is patched while a step is
+recorded (see _capture/module_tracker.py). Inputs and outputs are sampled immediately, before an
+in-place operation can change them.
 """
 
 import itertools
@@ -26,16 +26,16 @@ from torchlens._monitor.record.series import Units, unit_axis
 from torchlens._recording.trees import named_tensors, plain_tensors
 from torchlens._recording.unseen import call_unseen, is_seen
 
-# Of the tensors that a module is given or returns, the first are sampled.
+# The number of sampled tensors among the inputs, or the outputs, of a module call.
 _MAX_TENSORS = 8
 _Tensor = torch.Tensor
-# What is recorded of a call. A checkpoint runs its part again in the backward pass: gradients.
+# What is recorded of a call. When a checkpoint recomputes in the backward pass: only gradients.
 _NOTHING, _GRADIENTS, _ALL = 0, 1, 2
-_COMPILED = "OptimizedModule"  # the class of what `torch.compile` makes of a module
+_COMPILED = "OptimizedModule"  # the class of modules made by `torch.compile`
 
 
 class ModuleInfo:
-    """A module of the model, by the first of its addresses."""
+    """A module of the model, under its first address."""
 
     __slots__ = ("address", "input_number", "is_wanted", "kind", "output_number")
 
@@ -43,13 +43,12 @@ class ModuleInfo:
         self.address = address
         self.kind = kind
         self.is_wanted = is_wanted
-        self.input_number = (
-            self.output_number
-        ) = -1  # of the series, where there is one tensor; -1: not known yet
+        # The numbers of the series if there is a single tensor; -1: not assigned yet.
+        self.input_number = self.output_number = -1
 
 
 class Call:
-    """A call that is running."""
+    """A running module call."""
 
     __slots__ = ("info", "number", "parent", "source", "takes")
 
@@ -57,12 +56,12 @@ class Call:
         self.info = info
         self.parent = parent
         self.takes = takes
-        self.source: Any = None  # of a compiled module: runs inside it, and is the same
-        self.number = -1  # in the graph, while that is made
+        self.source: Any = None  # of a compiled module: the original, called inside it
+        self.number = -1  # in the graph, while one is recorded
 
 
 class ModuleWatcher:
-    """A `Watcher` as _capture/current.py describes it."""
+    """Samples the tensors of module calls; a `Watcher` of _capture/current.py."""
 
     def __init__(
         self,
@@ -75,19 +74,17 @@ class ModuleWatcher:
         self.collector = collector
         self.infos: dict[int, ModuleInfo] = {}
         self.num_calls = 0  # in this step
-        self.thread: int | None = (
-            None  # whose calls are recorded in this step; None before the first call
-        )
+        # The thread whose calls are recorded in this step; None before the first call.
+        self.thread: int | None = None
         self.graph = graph
         self._options = options
         self._margin = margin
-        # What is done when a module is called that is not known: the model may have changed since
-        # the step began.
+        # Called for an unknown module: the model may have changed since the step began.
         self.on_unknown: Callable[[], None] | None = None
-        self._has_looked = False  # for unknown ones, in this step
+        self._has_looked = False  # `on_unknown` was called in this step
         self._strangers: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._known: dict[tuple[str, str], ModuleInfo] = {}
-        # Weakly: a run that is never finished does not keep the model.
+        # Weak references: an unfinished run must not keep the model alive.
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._has_inputs, self._has_outputs = "inputs" in options.log, "outputs" in options.log
         self._has_gradients = "gradients" in options.log
@@ -96,13 +93,13 @@ class ModuleWatcher:
         self.refresh(named_modules(model))
 
     def begin_step(self) -> None:
-        """A step is going to be recorded."""
+        """Resets the state of the step, before a recorded step."""
         self._current = self.thread = None
         self.num_calls = 0
         self._has_looked = False
 
     def refresh(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        """Takes note of the modules as they are now: they may be others than in the last step."""
+        """Updates the known modules, which may have changed since the last step."""
         known = self._modules
         if len(modules) == len(known) and all(
             own is last() for (_, own), last in zip(modules, known, strict=True)
@@ -124,15 +121,14 @@ class ModuleWatcher:
             self.infos[id(module)] = info
 
     def forget(self) -> None:
-        """Lets go of the model."""
+        """Drops all references to modules."""
         self.infos, self._modules, self._current = {}, [], None
         self._strangers.clear()
 
-    # -- the chain
-    # ----------------------------------------------------------------------------------------------
+    # -- module calls ------------------------------------------------------------------------------
 
     def begins_with(self, module: Any) -> bool:
-        """Whether this call is to be logged, operation by operation, for the graph."""
+        """Whether to log the operations of this call, for the graph."""
         graph = self.graph
         return (
             graph is not None
@@ -147,20 +143,20 @@ class ModuleWatcher:
         )
 
     def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model once in a log, which gives the graph."""
+        """Runs the model once, logged for the graph."""
         assert self.graph is not None
         return self.graph.run_logged(module, args, kwargs)
 
     def enter(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float
     ) -> Call | None:
-        """A module is going to run: what it is given is sampled."""
+        """Samples the inputs of a module call, before it runs."""
         collector = self.collector
         if not collector.is_armed:
             return None
         thread = get_ident()
         if thread != self.thread and self.thread is not None:
-            return None  # what two threads call at once is not nested
+            return None  # concurrent calls of two threads are not nested
         info = self.infos.get(id(module)) or self._unknown(module)
         parent = self._current
         if info is None or (parent is not None and parent.source is module):
@@ -169,7 +165,7 @@ class ModuleWatcher:
         if type(module).__name__ == _COMPILED:
             call.source = module._orig_mod
         if call.takes == _NOTHING and self.thread is None:
-            return None  # an evaluation does not say which thread trains
+            return None  # an evaluation does not determine the training thread
         self.thread = thread
         self._current = call
         self.num_calls += 1
@@ -195,8 +191,8 @@ class ModuleWatcher:
             call_unseen(self._note_inputs, info, args, kwargs)
 
     def _unknown(self, module: Any) -> ModuleInfo | None:
-        """A module that is not in the list: one that `torch.compile` made, one that is new in the
-        model, or a stranger.
+        """The info of a module not in `infos`: a compiled one, or one added to the model since the
+        last refresh. None for modules outside the model.
         """
         if type(module).__name__ == _COMPILED:
             return self.infos.get(id(module._orig_mod))
@@ -218,13 +214,13 @@ class ModuleWatcher:
         return info
 
     def end(self, watched: Call) -> None:
-        """A module has run, or raised."""
+        """Ends a call, after the module has returned or raised."""
         self._current = watched.parent
 
     def leave(
         self, watched: Call, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """A module returned: what it returns is sampled, and its gradient will be."""
+        """Samples the outputs of a call and registers hooks to sample their gradients."""
         takes, info = watched.takes, watched.info
         if takes == _NOTHING or not self.collector.is_armed:
             return
@@ -246,10 +242,10 @@ class ModuleWatcher:
     def fail(
         self, watched: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """A module raised: there is nothing to record."""
+        """Records nothing: the module raised."""
 
     def _takes(self) -> int:
-        """How much is recorded of a call from outside."""
+        """What is recorded of an outermost call."""
         if torch._C._current_graph_task_id() != -1:
             return _GRADIENTS
         if not torch.is_grad_enabled() and not self._options.evaluation:
@@ -258,8 +254,7 @@ class ModuleWatcher:
                 return _NOTHING
         return _ALL
 
-    # -- tensors
-    # ----------------------------------------------------------------------------------------------
+    # -- tensors -----------------------------------------------------------------------------------
 
     def _note_inputs(self, info: ModuleInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         collector = self.collector
@@ -298,20 +293,20 @@ class ModuleWatcher:
             tracks.capture(tracks.outputs, address, tensor)
 
     def _describe(self, number: int, info: ModuleInfo) -> None:
-        """Tells the statistics what to look for in a series."""
+        """Sets the units and the saturation limits of a series, for its statistics."""
         if number < 0:
             return
         names = self.collector.names
         names.units[number] = Units(info.input_number, unit_axis(info.kind))
         kind = activation_kind(info.kind)
-        if kind in BOUNDED and kind != "softmax":  # one takes all: no limit of each element
+        if kind in BOUNDED and kind != "softmax":  # softmax has no limits per element
             low, high = BOUNDED[kind]
             margin = self._margin * (high - low)
             names.limits[number] = low + margin, high - margin
 
 
 def hide_from_compiler(is_hidden: bool) -> None:
-    """Makes `torch.compile` skip our patches: it compiles the model once, as if unwatched."""
+    """Makes `torch.compile` skip our patches, so that watching a model does not recompile it."""
     keep_from_compiler(patched_call_impl.__code__, is_hidden, with_calls=False)
     for watcher in (ModuleWatcher, WatcherGroup):
         for method in (
@@ -325,7 +320,7 @@ def hide_from_compiler(is_hidden: bool) -> None:
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Tensor]]:
-    """Tensors among arguments: '0', '1', 'mask', 'states.0'."""
+    """(name, tensor) for the tensors among arguments: '0', '1', 'mask', 'states.0'."""
     for path, tensor in plain_tensors(args):
         yield _text(path), tensor
     for name, value in kwargs.items():

@@ -89,8 +89,7 @@ class Writer:
         with self._lock:
             return Counts(self._offered, self._recorded, self._dropped)
 
-    # -- for the training thread
-    # ---------------------------------------------------------------------------------------
+    # -- for the training thread -------------------------------------------------------------------
 
     def offer(self, part: StepPart) -> bool:
         """Hands over what was seen; False if it is refused, and counted as dropped."""
@@ -119,8 +118,7 @@ class Writer:
             self._queue.put(None)
             self._thread.join()
 
-    # -- the thread
-    # ----------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

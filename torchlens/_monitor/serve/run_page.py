@@ -1,4 +1,4 @@
-"""Runs as one web page: a file with everything in it, or the page that a server fills."""
+"""The web page of runs: a self-contained file, or a page that loads its data from a server."""
 
 import base64
 import zlib
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 RUN_PAGE = PAGE.parent / "runs_js"
-# How much of a long run goes into a file, from most to least: columns of what is looked at first,
-# of the other statistics, and of histograms. The first that is small enough is taken.
+# Levels of detail of a file, from most to least: the number of columns of the statistics in
+# `_FIRST`, of the others, and of histograms. The first level that fits the maximum size is used.
 _DETAIL = (
     (1024, 1024, 128), (1024, 256, 64), (1024, 128, 64), (1024, 128, 32), (512, 128, 32), (512, 64,
     32), (256, 64, 32),
@@ -33,21 +33,21 @@ _DETAIL = (
 )  # fmt: skip
 _FIRST = frozenset({"rms", "dead", "saturated", "nonfinite"})
 _MOST_BYTES = 1_750_000
-# Shares of the fullest bin in so many levels.
+# Histogram counts are quantized to this many levels, relative to the fullest bin.
 _LEVELS = 15
-# How large a level of detail becomes is seen by so many series.
+# The number of series from which the size of a level of detail is estimated.
 _SERIES_TO_TRY = 60
 
 
 def live_page_text(title: str) -> str:
-    """The page that asks a server for everything."""
+    """The HTML of the page that loads its data from a server."""
     return _page_text({"title": title, "packed": ""}, connects=True)
 
 
 def explore_runs(
     runs: "Sequence[RunReader]", target: Path | None, title: str | None
 ) -> Exploration:
-    """One file with runs in it; it needs no network and no other file."""
+    """Writes runs to one HTML file, which needs no network and no other file."""
     names = _names([run.folder for run in runs])
     tables = [RunTables(run) for run in runs]
     share = _MOST_BYTES // len(runs)
@@ -71,7 +71,7 @@ def _page_text(data: dict[str, Any], connects: bool) -> str:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, and as much more as tells them apart."""
+    """The last parts of each path: as few as make the names unique."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(own[-length:]) for own in parts]
@@ -80,14 +80,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [f"{'/'.join(own[-1:])} ({number})" for number, own in enumerate(parts, 1)]
 
 
-# -- packing
-# --------------------------------------------------------------------------------------------------
+# -- packing ---------------------------------------------------------------------------------------
 
 
 class _Contents:
-    """The numbers of a run with as much detail as a file may have; with less, where that is asked
-    for.
-    """
+    """The numbers of a run at the given detail. `pieces` can reduce them further."""
 
     def __init__(self, tables: RunTables, detail: tuple[int, int, int]) -> None:
         first, others, most_histograms = detail
@@ -99,7 +96,9 @@ class _Contents:
         self._kinds = dict.fromkeys(key.kind for key in tables.keys)
 
     def pieces(self, detail: tuple[int, int, int], every: int = 1) -> Iterator[tuple[str, bytes]]:
-        """Tables and histograms, each with its key; of every n-th series, to estimate sizes."""
+        """(key, block) of tables and histograms (key ''). With `every`, only of each n-th series,
+        to estimate sizes.
+        """
         first, others, most_histograms = detail
         for kind in self._kinds:
             numbers = self.tables.numbers(kind)[::every]
@@ -122,15 +121,15 @@ class _Contents:
             yield "", self._histograms.block(number, most_histograms, _LEVELS)
 
     def packed_size(self, detail: tuple[int, int, int]) -> int:
-        """About how large it is in the file, by some of the series."""
+        """The size in the file at this detail, estimated from some of the series."""
         every = -(-len(self.tables.keys) // _SERIES_TO_TRY)
         body = b"".join(piece for _, piece in self.pieces(detail, every))
         return len(zlib.compress(body, 6)) * every * 4 // 3
 
 
 def _smallest(tables: RunTables, name: str, most: int) -> tuple[dict[str, Any], bytes]:
-    """A run with as much detail as fits. Long runs begin further down: what is too large is not
-    even tried.
+    """The run packed with the most detail that fits in `most` bytes. For long runs, levels that are
+    certain to be too large are skipped.
     """
     levels = list(_DETAIL)
     if sum(len(step.columns) for step in tables.steps) > 10_000:
@@ -141,9 +140,8 @@ def _smallest(tables: RunTables, name: str, most: int) -> tuple[dict[str, Any], 
         ):
             del levels[0]
     contents = _Contents(tables, levels[0])
-    while (
-        len(levels) > 1 and contents.packed_size(levels[0]) > 1.3 * most
-    ):  # some are packed worse than all
+    # The factor allows for a sample of series that compresses worse than all of them.
+    while len(levels) > 1 and contents.packed_size(levels[0]) > 1.3 * most:
         del levels[0]
     while True:
         found = _packed(contents, name, levels.pop(0))
@@ -154,7 +152,7 @@ def _smallest(tables: RunTables, name: str, most: int) -> tuple[dict[str, Any], 
 def _packed(
     contents: _Contents, name: str, detail: tuple[int, int, int]
 ) -> tuple[dict[str, Any], bytes]:
-    """(index, data): where in the data each table, histogram and scalar stands."""
+    """(index, data). The index holds (offset, length) of each table, histogram and scalar."""
     pieces: list[bytes] = []
     size = 0
 
@@ -188,8 +186,8 @@ def _packed(
 
 
 def _planes(values: np.ndarray) -> np.ndarray:
-    """Differences from column to column, first their upper bytes, then their lower ones: that is
-    packed well.
+    """Differences from column to column, all upper bytes before all lower bytes: this order
+    compresses well.
     """
     changes = (
         np.diff(values.astype("<u2"), axis=1, prepend=np.zeros((len(values), 1), "<u2"))

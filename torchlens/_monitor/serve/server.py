@@ -213,8 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed for a request: the address holds the token."""
 
 
-# -- what can be asked for
-# -------------------------------------------------------------------------------------------------
+# -- what can be asked for -------------------------------------------------------------------------
 
 _Options = dict[str, str]
 

@@ -178,8 +178,7 @@ class Sink:
         self.histograms = histograms
         self._model = "model"
 
-    # -- for those who write one
-    # ---------------------------------------------------------------------------------------
+    # -- for those who write one -------------------------------------------------------------------
 
     def open(self, info: Mapping[str, Any]) -> None:
         """The run begins: `info` has 'name', 'folder', 'model' (its class) and 'options'."""
@@ -191,16 +190,14 @@ class Sink:
     def close(self) -> None:
         """The run is over."""
 
-    # -- for those who feed one
-    # ----------------------------------------------------------------------------------------
+    # -- for those who feed one --------------------------------------------------------------------
 
     def begin(self, info: Mapping[str, Any]) -> None:
         """Opens it."""
         self._model = str(info.get("model") or "model")
         self.open(info)
 
-    # -- what sinks share
-    # ----------------------------------------------------------------------------------------------
+    # -- what sinks share --------------------------------------------------------------------------
 
     def tag(self, series: SeriesRecord, statistic: str = "") -> str:
         """The sink's name of a series: 'outputs/layer1.0.conv1', 'outputs.rms/layer1.0.conv1',
@@ -252,8 +249,7 @@ def needed(module: str, extra: str, title: str) -> Any:
         ) from error
 
 
-# -- sending a run
-# ------------------------------------------------------------------------------------------------
+# -- sending a run ---------------------------------------------------------------------------------
 
 # The steps that may wait. One of a large model takes some hundred kilobytes.
 MOST_WAITING = 64

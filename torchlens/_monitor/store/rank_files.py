@@ -151,8 +151,7 @@ class RankContents:
         return [record for file in self._files.values() for record in file.values]
 
 
-# -- writing
-# ------------------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 class _Closed(NamedTuple):
