@@ -63,7 +63,7 @@ class _Folder:
 
     def _fold_constants(self, box: Part, edges: Collection[tuple[Part, Part]]) -> None:
         """Groups connected operations that do not depend on the model's input (masks, positions),
-        unless nothing else would be left to see.
+        unless nothing else would remain.
         """
         number_of = {id(part): number for number, part in enumerate(box.children)}
         constants = {number for number, part in enumerate(box.children) if self._is_constant(part)}
@@ -79,8 +79,8 @@ class _Folder:
         _group(box, "constants", found)
 
     def _is_constant(self, part: Part) -> bool:
-        """True if it does not depend on the model's input, and is no module and has no parameters:
-        those are shown individually.
+        """True if a part does not depend on the model's input, has no parameters and is not a
+        module. Parameters and modules are shown individually.
         """
         if part.address or part.kind not in ("operation", "loop"):
             return False
@@ -136,7 +136,7 @@ class _Folder:
         return re.sub(r"\d+", "#", part.address)
 
     def _work(self, part: Part) -> int:
-        """A number for what a part does, equal for parts that do the same."""
+        """A number for the computation of a part, equal for equal computations."""
         alike = self.alike
         if part.kind == "module":
             return alike.number(("module", *map(alike.work, part.calls)))
@@ -158,8 +158,8 @@ class _Folder:
     # -- many children -----------------------------------------------------------------------------
 
     def _put_together(self, box: Part) -> None:
-        """Groups the children of a box if they are more than a screen holds: operations in a row
-        become spans and, if that is not enough, everything becomes ranges.
+        """Groups the children of a box with too many: consecutive operations become spans and, if
+        that is not enough, all children become ranges.
         """
         if len(box.children) > _MOST_CHILDREN:
             rows = [box.children] if box.kind == "span" else self._rows_of_operations(box)

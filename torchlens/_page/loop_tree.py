@@ -1,10 +1,9 @@
-"""Loops in a sequence of steps, as a person would describe them: "a, then three times (b, twice
-(c, d)), then e".
+"""Finds nested loops in sequences of operations, such as "a, 3 x (b, 2 x (c, d)), e".
 
-A sequence is what one call of a module did, one symbol per operation or module. A loop is a stretch
-in which the same symbols come again and again. What comes again only by chance (a shared layer used
-at two places) is no loop: such occurrences are kept apart. The result are units, one for each place
-of the program: occurrences of a symbol in the same loop.
+A sequence lists the operations and module calls in one call of a module, one symbol for each. A
+loop is a stretch in which the same symbols repeat. Coincidental repetition (a shared layer used at
+two places) is not a loop: such occurrences are kept apart. The result is a set of units, one for
+each place of the program: the occurrences of a symbol in the same loop.
 
 Equal sequences and equal iterations are parsed once.
 """
@@ -18,19 +17,17 @@ from typing import NamedTuple
 from torchlens._graph.paths import topological_order
 from torchlens._graph.repeats import UnionFind
 
-_FEWEST_SHARE = 20  # one part in so many
-_MOST_REMAINDERS = 60  # loops in a row that share a symbol, before they are taken for one
+_FEWEST_SHARE = 20  # a loop covers at least 1 / 20 of the elements
+_MOST_REMAINDERS = 60  # consecutive loops that share a symbol, before they are merged
 
 Pattern = tuple[int, ...]
 _Cut = list[tuple[int, int]]  # where the iterations of a pattern begin and end
-# The unit, and the loops of which it begins an iteration, outermost first.
+# (unit, loops in which this step begins an iteration, outermost first)
 _Step = tuple[int, tuple[int, ...]]
 
 
 class _Run(NamedTuple):
-    """Similar consecutive pieces of a cut, and the length of the last, which may continue
-    differently.
-    """
+    """Similar consecutive pieces of a cut. `last` is the length of the last one's matching part."""
 
     start: int
     stop: int
@@ -41,8 +38,8 @@ class _Run(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """Where patterns are: in which loop (-1: in none), and after how many loops that share a
-    symbol. If `is_fine`, the same symbol at different places counts as different.
+    """The context of patterns: the enclosing loop (-1 for none), and the number of preceding loops
+    that share a symbol. If `is_fine`, the same symbol at different places counts as different.
     """
 
     loop: int = -1
@@ -52,12 +49,12 @@ class _Position(NamedTuple):
 
 @dataclass(slots=True)
 class LoopTree:
-    """For each sequence, the unit and the innermost iteration (-1 for none) of each element; and
-    what these are in.
+    """For each sequence, the unit and the innermost iteration (-1 for none) of each element, and
+    the nesting of units, iterations and loops.
 
-    `orders` has, by loop (-1: outside of all), what is directly in it in an order that all its
-    iterations follow: units, and loops as `-1 - loop`. A loop is missing there if its iterations do
-    the same in different orders.
+    `orders` maps a loop (-1: outside all loops) to its direct contents, units and loops as
+    `-1 - loop`, in an order that all its iterations follow. It has no entry for a loop whose
+    iterations follow different orders.
     """
 
     units: list[list[int]] = field(default_factory=list)
@@ -70,7 +67,7 @@ class LoopTree:
     orders: dict[int, list[int]] = field(default_factory=dict)
 
     def contents(self) -> dict[int, list[int]]:
-        """Loop (-1: outside of all) → what is directly in it: units, and loops as `-1 - loop`."""
+        """Loop (-1: outside all loops) → its direct contents: units, and loops as `-1 - loop`."""
         found: dict[int, list[int]] = {}
         for unit, loop in enumerate(self.loop_of_unit):
             found.setdefault(loop, []).append(unit)
@@ -83,10 +80,10 @@ _Reader = Callable[[Sequence[Pattern], _Position], list[list[_Step]]]
 
 
 def find_loops(sequences: Sequence[Sequence[int]], symbol_of: Sequence[int]) -> LoopTree:
-    """The loops of sequences of one module's calls. Elements are places; `symbol_of` says what is
-    done there.
+    """The loops in the sequences of one module's calls.
 
-    Where what is done repeats in no plain way, the same at different places counts as different.
+    Elements are places; `symbol_of` gives the symbol of each. Where the symbols do not
+    repeat regularly, the same symbol at different places counts as different.
     """
     parser = _Parser(symbol_of)
     patterns = [tuple(sequence) for sequence in sequences]
@@ -150,13 +147,13 @@ class _Parser:
     def _each(
         self, reader: _Reader, patterns: Sequence[Pattern], at: _Position
     ) -> list[list[_Step]]:
-        """What a reader makes of the distinct ones of some patterns, for each of them."""
+        """Applies a reader to the distinct patterns; returns its result for each pattern."""
         distinct = list(dict.fromkeys(patterns))
         found = dict(zip(distinct, reader(distinct, at), strict=True))
         return [found[pattern] for pattern in patterns]
 
     def _stretch(self, patterns: Sequence[Pattern], at: _Position) -> list[list[_Step]]:
-        """Stretches in which the same symbols come again, in different calls of the module."""
+        """Parses stretches with repeated symbols, from different calls of the module."""
         symbols = [self._symbols(pattern, at) for pattern in patterns]
         if _num_distinct(symbols) == 1:
             unit = self._unit(at)
@@ -172,8 +169,8 @@ class _Parser:
     def _irregular(
         self, patterns: Sequence[Pattern], symbols: Sequence[Pattern], at: _Position
     ) -> list[list[_Step]]:
-        """Stretches that do not repeat exactly: one loop with different iterations, something and
-        then a loop, or pieces that are alike by chance.
+        """Parses stretches that do not repeat exactly: one loop with different iterations, a loop
+        with other elements around it, or coincidentally similar pieces.
         """
         num_symbols, num_elements = _num_distinct(symbols), sum(map(len, symbols))
         cuts = _cut_into_iterations(symbols)
@@ -191,7 +188,7 @@ class _Parser:
     def _loop(
         self, patterns: Sequence[Pattern], cuts: Sequence[_Cut], at: _Position
     ) -> list[list[_Step]]:
-        """Each pattern is iterations of one loop, from cut to cut."""
+        """Parses patterns that consist of the iterations of one loop, given by `cuts`."""
         loop = len(self.tree.loop_above)
         self.tree.loop_above.append(at.loop)
         cut_patterns = [
@@ -207,7 +204,7 @@ class _Parser:
         return [[step for body in own for step in starting[body]] for own in cut_patterns]
 
     def order(self, loop: int, bodies: Sequence[list[_Step]]) -> None:
-        """Notes the order of what is directly in a loop, if all its iterations agree on one."""
+        """Stores the order of the direct contents of a loop, if all its iterations follow one."""
         loop_of_unit, loop_above = self.tree.loop_of_unit, self.tree.loop_above
         sequences: list[list[int]] = []
         for steps in bodies:
@@ -230,7 +227,7 @@ class _Parser:
         runs: Sequence[list[_Run]],
         at: _Position,
     ) -> list[list[_Step]]:
-        """Each pattern is something, then a loop, then something else."""
+        """Parses patterns that consist of a loop, with other elements before and after it."""
         before, inside, inner_cuts, after = [], [], [], []
         for pattern, cut, found in zip(patterns, cuts, runs, strict=True):
             begin, end, own = len(pattern), len(pattern), _Cut()
@@ -251,9 +248,7 @@ class _Parser:
     def _apart(
         self, patterns: Sequence[Pattern], cuts: Sequence[_Cut], at: _Position
     ) -> list[list[_Step]]:
-        """No loop: each piece between two cuts is separate from the others, although they look
-        alike.
-        """
+        """Parses the pieces between the cuts separately, without a loop."""
         found: list[list[_Step]] = [[] for _ in patterns]
         for piece in range(max(map(len, cuts))):
             own = [number for number, cut in enumerate(cuts) if piece < len(cut)]
@@ -271,9 +266,9 @@ def _num_distinct(patterns: Sequence[Pattern]) -> int:
 
 
 def _repeating_groups(sequences: Sequence[Pattern]) -> dict[int, int]:
-    """Symbol → the stretch that it is in, for symbols in stretches in which something repeats.
+    """Symbol → its stretch, for symbols in stretches that contain repetition.
 
-    A stretch has no gaps: what lies between its symbols, in any of the sequences, belongs to it.
+    A stretch has no gaps: symbols between its symbols, in any of the sequences, belong to it.
     """
     counts = [Counter(own) for own in sequences if len(set(own)) < len(own)]
     repeated = {symbol for own in counts for symbol, count in own.items() if count > 1}
@@ -286,8 +281,8 @@ def _repeating_groups(sequences: Sequence[Pattern]) -> dict[int, int]:
 
 
 def _join_overlapping(own: Pattern, joined: UnionFind, repeated: set[int]) -> bool:
-    """Joins each repeated symbol with all that lie between its occurrences, and adds these to the
-    repeated ones. True if there were any.
+    """Joins each repeated symbol with the symbols between its occurrences, and adds these to
+    `repeated`. Returns whether any were joined.
     """
     last = {joined.find(symbol): at for at, symbol in enumerate(own) if symbol in repeated}
     root, end, is_grown = -1, -1, False
@@ -303,8 +298,8 @@ def _join_overlapping(own: Pattern, joined: UnionFind, repeated: set[int]) -> bo
 
 
 def _pieces_by_group(own: Pattern, group_of: dict[int, int]) -> list[tuple[int | None, int, int]]:
-    """The stretches in a pattern, each as (its group, start, end); an element that is in none is a
-    piece without a group.
+    """(group, start, end) of the stretches in a pattern. An element outside all stretches is a
+    piece with group None.
     """
     found: list[tuple[int | None, int, int]] = []
     for at, symbol in enumerate(own):
@@ -331,7 +326,7 @@ def _common_order(sequences: Sequence[list[int]]) -> list[int] | None:
 
 
 def _exact_cuts(symbols: Sequence[Pattern]) -> list[_Cut] | None:
-    """Iterations of equal symbols; None if not all patterns are made of such."""
+    """Cuts into iterations of equal symbols; None if some pattern is not periodic."""
     periods = list(map(_period_of, symbols))
     if not all(periods) or all(map(int.__eq__, periods, map(len, symbols))):
         return None
@@ -351,8 +346,8 @@ def _is_one_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]]) -> bool:
 
 
 def _begins_with_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]], num_elements: int) -> bool:
-    """True if the first runs are a loop, and not a few iterations that are alike by chance among
-    many that are not.
+    """True if the first runs are a loop, not a few coincidentally similar iterations among many
+    different ones.
     """
     lengths = [[run.length(cut) for run in own] for cut, own in zip(cuts, runs, strict=True)]
     first, covered = sum(sum(own[:1]) for own in lengths), sum(map(sum, lengths))
@@ -364,11 +359,9 @@ def _begins_with_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]], num_elem
 
 
 def _period_of(own: Pattern) -> int:
-    """The number of elements after which everything repeats, to the end; the length of the sequence
-    if nothing does.
+    """The period of the sequence; its length if it is not periodic.
 
-    0 if the elements within a period repeat in another way than as loops: then this is a
-    coincidence or a condition.
+    0 if the repetition within a period is not made of loops: it is a coincidence or a condition.
     """
     if len(own) == 1:
         return 1
@@ -387,7 +380,7 @@ def _period_of(own: Pattern) -> int:
 
 
 def _repeats_as_loops(own: Pattern, shorter_than: int = 0) -> bool:
-    """True if all repetitions in it are loops, possibly nested, with nothing left over.
+    """True if all repetition in the sequence consists of complete, possibly nested loops.
 
     With `shorter_than`, the loops must be shorter than that.
     """
@@ -403,8 +396,8 @@ def _repeats_as_loops(own: Pattern, shorter_than: int = 0) -> bool:
 def _cut_into_iterations(sequences: Sequence[Pattern]) -> list[_Cut]:
     """Cuts each sequence into iterations that are as similar as possible.
 
-    An iteration begins with the symbol that the first one begins with: at each occurrence or, if
-    that symbol is in a loop of its own, at its first occurrence after the rarest symbol.
+    All iterations begin with the same symbol: at each occurrence of it or, if it is in an inner
+    loop, at its first occurrence after the rarest symbol.
     """
     first = _first_of_iteration(sequences)
     counts = Counter(symbol for own in sequences for symbol in own)
@@ -419,8 +412,8 @@ def _cut_into_iterations(sequences: Sequence[Pattern]) -> list[_Cut]:
 
 
 def _first_of_iteration(sequences: Sequence[Pattern]) -> int:
-    """The symbol that iterations begin with: the first of a sequence if it comes again, else the
-    most frequent.
+    """The symbol that begins an iteration: the first of a sequence if it repeats, else the most
+    frequent.
     """
     repeated = [own for own in sequences if len(set(own)) < len(own)]
     for own in repeated:
@@ -430,7 +423,7 @@ def _first_of_iteration(sequences: Sequence[Pattern]) -> int:
 
 
 def _num_forms(sequences: Sequence[Pattern], cuts: Sequence[_Cut]) -> int:
-    """How many different iterations there are, not counting repetitions inside them."""
+    """The number of different iterations, ignoring repetition inside them."""
     return len(
         {
             tuple(dict.fromkeys(own[a:b]))
@@ -441,8 +434,8 @@ def _num_forms(sequences: Sequence[Pattern], cuts: Sequence[_Cut]) -> int:
 
 
 def _cut(own: Pattern, first: int, after: int) -> _Cut:
-    """Cuts before each `first` that follows an `after`; whatever comes before the first cut is a
-    piece of its own.
+    """Cuts before each `first` that follows an `after`. Elements before the first cut are a piece
+    of their own.
     """
     starts = [0]
     is_due = own[0] == after
@@ -455,8 +448,8 @@ def _cut(own: Pattern, first: int, after: int) -> _Cut:
 
 
 def _similar_runs(symbols: Pattern, cut: _Cut) -> list[_Run]:
-    """Runs of similar consecutive iterations: start, stop, and the length of the last, which may
-    continue differently.
+    """The runs of similar consecutive iterations. The last iteration of a run may match only in its
+    first part (see `_Run`).
     """
     pieces = [symbols[start:stop] for start, stop in cut]
     found: list[_Run] = []
@@ -484,8 +477,8 @@ def _alike(one: Pattern, other: Pattern) -> bool:
 
 
 def _as_before(earlier: list[Pattern], piece: Pattern) -> int:
-    """How much of a piece is one more iteration like the earlier ones, with the end of one of them;
-    0 if nothing is.
+    """The length of the beginning of a piece that is one more iteration like the earlier ones, and
+    ends like one of them; 0 if there is none.
     """
     bodies = set(earlier)
     follows = {pair for body in bodies for pair in pairwise(body)}

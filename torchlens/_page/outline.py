@@ -1,9 +1,8 @@
-"""A history as an outline: nested boxes with few enough things in each that a page can show any of
-them at once.
+"""A history as an outline: nested boxes, each with few enough parts for a page to show at once.
 
-The outline is rolled: what a loop does in each step is one operation of it. Boxes are the modules,
-and where they do not divide the operations finely enough, loops, repeats of identical parts, and
-spans of many small things.
+The outline is rolled: an operation that a loop repeats is one operation. Boxes are modules and
+loops. Where these hold too many operations, folding adds repeats of identical parts and spans of
+many operations.
 """
 
 from collections import Counter
@@ -15,7 +14,7 @@ from torchlens._page.parts import FailedCall, Link, Outline, Part, boxes_in, wal
 
 
 def outline(log: Log, failed: FailedCall | None = None) -> Outline:
-    """Modules, loops and operations, as they ran; nothing is folded yet. A failed call is the entry
+    """Modules, loops and operations in execution order, not folded yet. A failed call is the entry
     after the last.
     """
     return _OutlineBuilder(log, failed).build()
@@ -24,8 +23,8 @@ def outline(log: Log, failed: FailedCall | None = None) -> Outline:
 class _OutlineBuilder:
     """Builds the boxes from the outside in.
 
-    A frame is one pass of a box: a call of a module, an iteration of a loop. What an edge between
-    two frames of the same box goes round is that box.
+    A frame is one pass of a box: a call of a module, an iteration of a loop. An edge between two
+    frames of the same box goes around that box.
     """
 
     def __init__(self, log: Log, failed: FailedCall | None) -> None:
@@ -52,7 +51,7 @@ class _OutlineBuilder:
         return Outline(root, [_against_order(link, number_of) for link in self._links()])
 
     def _count_each(self) -> None:
-        """Counts how often each loop ran in each pass of the box that it is in."""
+        """Sets `num_each` of loops: their iterations per pass of the enclosing box, if constant."""
         num_frames = Counter(map(id, self.frame_part))
         ran: dict[int, Counter[int]] = {}
         for part, above in zip(self.frame_part, self.frame_above, strict=True):
@@ -90,7 +89,7 @@ class _OutlineBuilder:
         return len(self.frame_part) - 1
 
     def _boxed_loops(self, events: list[list[Event]], tree: LoopTree) -> dict[int, Part]:
-        """The loops that become boxes: those in which an iteration reads what an earlier one made,
+        """The loops that become boxes: those in which an iteration reads a result of another one,
         and those without a common order of steps.
         """
         if not tree.loop_above:
@@ -121,7 +120,7 @@ class _OutlineBuilder:
     def _frames_of_iterations(
         self, frames: list[int], tree: LoopTree, boxed: dict[int, Part]
     ) -> list[int]:
-        """The frame of each iteration: of its own if its loop is a box, else that around it."""
+        """The frame of each iteration: its own if its loop is a box, else the enclosing one."""
         found: list[int] = []
         for iteration, loop in enumerate(tree.loop_of_iteration):
             above = tree.iteration_above[iteration]
@@ -133,9 +132,9 @@ class _OutlineBuilder:
         return found
 
     def _carried(self, events: list[list[Event]], tree: LoopTree) -> set[int]:
-        """The loops in which an iteration reads what another iteration made in another unit.
+        """The loops in which an iteration reads a result of another iteration's other unit.
 
-        A cell that reads nothing but its own last state needs no box around it to show the loop.
+        A cell that reads only its own last state shows the loop without a box.
         """
         place_of: dict[int, tuple[int, int]] = {}  # entry → iteration, unit
         for own, *places in zip(events, tree.iterations, tree.units, strict=True):
@@ -184,7 +183,7 @@ class _OutlineBuilder:
         return bool(part.passes) and part.passes[0][0] in self.events.aside
 
     def _simplified(self, box: Part, frames: list[int]) -> Part:
-        """A module that is one operation, its buffers aside, is shown as that operation."""
+        """The operation of a module that has only one, apart from buffers; else the box itself."""
         aside = [part for part in box.children if self._is_aside(part)]
         steps = [part for part in box.children if not self._is_aside(part)]
         if len(steps) != 1 or steps[0].kind != "operation" or steps[0].address:
@@ -222,7 +221,7 @@ class _OutlineBuilder:
         return list(found.values())
 
     def _gone_round(self, one: int, other: int) -> Part | None:
-        """The outermost box in different passes of which the two frames lie."""
+        """The outermost box that has the two frames in different passes; None if there is none."""
         above, depth = self.frame_above, self.frame_depth
         below_one = below_other = -1
         while one != other:
@@ -239,7 +238,7 @@ class _OutlineBuilder:
 
 
 def _arrange(box: Part, parts: list[Part], tree: LoopTree, boxed: dict[int, Part]) -> None:
-    """Puts the parts into the box and its loops, each after what it follows in every pass."""
+    """Puts the parts into the box and its loops, in an order that every pass follows."""
     contents = tree.contents()
 
     def place(loop: int, home: Part, now: float) -> float:
@@ -261,8 +260,8 @@ def _arrange(box: Part, parts: list[Part], tree: LoopTree, boxed: dict[int, Part
 
 
 def _against_order(link: Link, number_of: dict[int, int]) -> Link:
-    """If passes do the same in different orders, some edge leads back in any picture: it goes round
-    the box around both.
+    """The link, routed around the common box if it leads back: passes with different orders always
+    have such links.
     """
     source, target, around = link
     if around is not None or number_of[id(source)] < number_of[id(target)]:
@@ -279,7 +278,7 @@ def _against_order(link: Link, number_of: dict[int, int]) -> Link:
 
 
 def _outermost_change(tree: LoopTree, one: int, other: int) -> int:
-    """The outermost loop in different iterations of which the two lie; -1 for none."""
+    """The outermost loop that has the two in different iterations; -1 for none."""
     loops, above = tree.loop_of_iteration, tree.iteration_above
     lines: list[dict[int, int]] = []
     for iteration in (one, other):

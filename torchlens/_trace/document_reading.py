@@ -1,7 +1,7 @@
-"""A recording and the decisions about its graph, made of the documents of `documents.py`.
+"""Rebuilds a recording and the decisions about its graph from the documents of `documents.py`.
 
-A file may come from anyone. Each number that refers to something is checked against how many there
-are, and nothing refers to what comes after it, so that no graph has a cycle.
+Files are not trusted. Each index is checked against the length of its list, and may refer only to
+earlier elements, so that no graph has a cycle.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from torchlens._trace.stored_tensors import TensorSource, stored_tensor
 from torchlens._trace.tensors import dtype_named
 from torchlens.errors import TraceError
 
-_FAR = 1 << 40  # no log has as many of anything
+_FAR = 1 << 40  # more than any count in a log
 _FRAMEWORKS = ("torch", "jax")
 _BOUNDARY_WORDS = {INPUT: "inputs", OUTPUT: "outputs", BUFFER: "buffers"}
 
@@ -113,7 +113,7 @@ def _rows(
     _check_counts(arguments, argument_numbers, references)
     indexes = columns["output_index"]
     _numbers([index for index in indexes if index is not None], _FAR)
-    # The last of each is for -1.
+    # The last element of each is found by index -1.
     args, kwargs = zip(*arguments, ((), None), strict=True)
     code, instruction = zip(*codes, (None, 0), strict=True)
     places = _numbers(columns["place"], len(codes), -1)
@@ -152,7 +152,7 @@ def decisions_of(graph: dict[str, Any], recording: Recording) -> Decisions:
 
 
 def _reads_of_entries(form: Any, count: int) -> list[tuple[int, ...]]:
-    """For each entry the entries that it reads, all of them before it."""
+    """For each entry the entries that it reads, all of them earlier."""
     reads = list(map(tuple, form))
     if len(reads) != count:
         raise TraceError("Each entry of a graph must say what it reads.")
@@ -174,7 +174,7 @@ def _firsts_of_layers(form: Any, count: int) -> list[int]:
 def _check_rows_read(
     recording: Recording, recorded: set[int], located_reads: dict[int, list[tuple[Any, int]]]
 ) -> None:
-    """Checks that entries read rows that are entries, too."""
+    """Checks that entries read only rows that are entries too."""
     read_rows = [read for own in located_reads.values() for _, read in own]
     if len(recorded) < len(recording.rows):
         for number in recorded - located_reads.keys():
@@ -242,7 +242,7 @@ def _shape_of(shape: Any) -> tuple[int, ...]:
 
 
 def references_of(form: Any, number: int) -> References:
-    """What a row was given: rows before it, or what is outside the log."""
+    """The references of a row: earlier rows, or values from outside the log."""
     if type(form) is list:
         for one in form:
             if one is not None and (type(one) is not int or not -_FAR < one < number):
@@ -264,7 +264,7 @@ def _location_of(form: Any) -> Any:
 def _check_counts(
     arguments: Sequence[Any], argument_numbers: Sequence[int], references: Sequence[References]
 ) -> None:
-    """Checks that no operation was given more tensors than it has arguments."""
+    """Checks that no operation has more tensors than arguments."""
     given = [len(own) if type(own) is tuple else 0 for own in references]
     for argument, count in set(zip(argument_numbers, given, strict=True)):
         if argument >= 0 and len(arguments[argument][0]) < count:
@@ -293,7 +293,7 @@ def _module_calls(forms: Any, codes: Sequence[tuple[CodeType, int]]) -> list[Mod
         raise TraceError("A log must have a call of the model.")
     _numbers([calls[0].parent], 1, -1)
     for number, call in enumerate(calls[1:], start=1):
-        _numbers([call.parent], number)  # inside a call that came before it
+        _numbers([call.parent], number)  # the parent is an earlier call
     if any(bool(call.address) != bool(number) for number, call in enumerate(calls)):
         raise TraceError("Each module but the model itself must have an address.")
     return calls
@@ -372,7 +372,7 @@ class StoredGradients(StoredMapping, Gradients):
 
 
 class _Decoded(StoredValue):
-    """A value that is made of JSON when it is asked for."""
+    """A value that is built from JSON on access."""
 
     __slots__ = ("_make", "_path")
 
@@ -391,7 +391,7 @@ def fill_recording(
     files: TensorSource,
     reader: PythonReader,
 ) -> None:
-    """Puts what one call left behind into its recording."""
+    """Fills a recording with the stored data of one call."""
     tensor, count = partial(stored_tensor, files), len(recording.rows)
     recording.values = _values(document["values"], count, files, reader)
     for row in _numbers(document["changed"], count):

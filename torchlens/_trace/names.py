@@ -1,7 +1,7 @@
 """The names of tensors in a file: `1/features.0/conv2d` was made in that module in the first call.
 
-`1/block:2/relu:3` is the third `relu` in the second pass of the module `block`. What the model
-itself computes, outside any module, is `1/add`. Inputs, outputs and buffers go by their address:
+`1/block:2/relu:3` is the third `relu` in the second pass of the module `block`. `1/add` is an
+operation of the model itself, outside any module. Inputs, outputs and buffers are named by address:
 `1/input.x`, `1/output.logits`, `1/buffer.bn.mean`.
 """
 
@@ -15,21 +15,21 @@ from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording
 from torchlens._text.error_wording import did_you_mean, got
 
-OWN_PREFIX = "torchlens/"  # of the documents that describe the tensors
+OWN_PREFIX = "torchlens/"  # of our own documents, which describe the tensors
 _LONGEST = 1000
 _SHOWN = 12  # names in a message
-# What separates the parts of a name, and what a terminal cannot show.
+# Separators of the parts of a name, and characters that a terminal cannot show.
 _ODD = re.compile("[/:\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Names:
-    """The names that are taken, of one call."""
+    """The names in use within one call."""
 
     def __init__(self) -> None:
         self._taken: dict[str, int] = {}
 
     def claim(self, name: str) -> str:
-        """The name, or one like it that is still free."""
+        """The name, with a suffix `~2`, `~3` ... if it is already in use."""
         name = name[:_LONGEST]
         count = self._taken.get(name, 0)
         while count:
@@ -44,8 +44,8 @@ class Names:
 
 
 def full_name(call: int, key: str) -> str:
-    """The name in the file of what a call has under `key`; a key that begins with a slash belongs
-    to no call.
+    """The name in the file of a key of a call. A key that begins with a slash belongs to no
+    call.
     """
     return key[1:] if key.startswith("/") else f"{call}/{key}"
 
@@ -55,7 +55,7 @@ def param_key(address: str) -> str:
 
 
 def call_of(name: str) -> int | None:
-    """The call that a name belongs to."""
+    """The number of the call that a name belongs to; None if there is none."""
     number = name.partition("/")[0]
     return int(number) if number.isdigit() and number.isascii() and len(number) < 10 else None
 
@@ -66,8 +66,8 @@ def names_of_rows(recording: Recording, call: int) -> list[str]:
 
 
 def names_in_call(recording: Recording) -> list[str]:
-    """The names without the number of the call, all different. Calls with the same graph have the
-    same ones.
+    """The names without the number of the call, all different. Calls with the same graph have equal
+    names.
     """
     addresses = boundary_addresses(recording)
     modules = [_module_part(call.address, call.pass_num) for call in recording.module_calls]
@@ -118,11 +118,11 @@ def without_own(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith(OWN_PREFIX)]
 
 
-# -- the layers that a tail records, as its caller names them ------------------------------------
+# -- the `layers` argument of a tail ---------------------------------------------------------------
 
 
 def checked_keys(layers: Any, example: str, operation: str, module: str) -> list[str]:
-    """The keys as a list; the words are for the message where they are none."""
+    """The keys as a list. The other arguments are used in the error message."""
     keys = [layers] if isinstance(layers, str) else layers
     is_list = isinstance(keys, Sequence | set | frozenset) and not isinstance(keys, Mapping)
     if not is_list or not keys or not all(isinstance(key, str) for key in keys):
@@ -135,15 +135,15 @@ def checked_keys(layers: Any, example: str, operation: str, module: str) -> list
 
 
 def names_operations(keys: Iterable[str]) -> bool:
-    """Whether some key is of names in the file, not of modules."""
+    """Whether any key is a name in the file, not the address of a module."""
     return any("/" in key for key in keys)
 
 
 class NamedLayers:
-    """The names in the file that some keys mean, and the keys that have met none of them so far.
+    """A filter for names in the file by keys. `unmet` holds the keys without a match so far.
 
-    A key has a module and an operation, either of them with a number or without: `relu:2` is the
-    second, `relu` is all of them. What is outside any module is `/add`.
+    A key has a module and an operation, each with or without a number: `relu:2` is the second,
+    `relu` is all of them. `/add` is an operation outside any module.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -173,7 +173,7 @@ class NamedLayers:
 
     @property
     def names(self) -> list[str]:
-        """The names that there were, as one would write them for all passes."""
+        """All names seen, as keys without numbers."""
         parts = [name.rpartition("/")[::2] for name in self._known]
         return list(
             dict.fromkeys(
@@ -183,17 +183,15 @@ class NamedLayers:
 
 
 def fits(name: str, key: str) -> bool:
-    """Whether a key means a module or operation in a name: `relu:2` is meant by `relu:2`, `relu`
-    and `r*`.
+    """Whether a key matches a module or operation in a name: `relu:2`, `relu` and `r*` match
+    `relu:2`.
     """
     bare, _, number = name.partition(":")
     return any(fnmatchcase(form, key) for form in (bare, f"{bare}:{number or 1}"))
 
 
 def unmet_warning(keys: Iterable[str], names: Sequence[str], model: str) -> str | None:
-    """What to tell at the end about keys that fitted nothing, if there are any and there was
-    something to fit.
-    """
+    """The warning about keys without a match; None if there are none, or no names to match."""
     unmet = [repr(key) for key in keys]
     if not unmet or not names:
         return None
@@ -207,8 +205,8 @@ def unmet_warning(keys: Iterable[str], names: Sequence[str], model: str) -> str 
 
 
 def rows_labelled(key: str, recording: Recording) -> list[int]:
-    """The operations, inputs and outputs that a key without a module means: by what they are called
-    in the file, if they are outside any module, or by their label."""
+    """The rows that match a key without a module: by their name in the file, if they are outside
+    any module, or by their label."""
     log = Log(recording)
     found = [
         row
@@ -224,7 +222,7 @@ def rows_labelled(key: str, recording: Recording) -> list[int]:
 
 
 def modules_named(keys: Iterable[str], addresses: Iterable[str], says: str) -> set[str]:
-    """The addresses that the keys are or fit; an error for a key that fits none."""
+    """The addresses that match the keys. Raises ValueError for a key without a match."""
     known = list(addresses)
     found: set[str] = set()
     for key in keys:

@@ -47,30 +47,28 @@ class TailOptions(NamedTuple):
 
 
 class CallCounts:
-    """The calls of one tail: each is either written or counted, with the reason why it is not. For
-    all threads.
-    """
+    """Counts the calls of one tail, and those that are not written, by reason. Thread-safe."""
 
     def __init__(self, every: int) -> None:
         self.num_seen = 0
         self._every = every
-        self._reasons: dict[str, int] = {}  # why calls are not in the file, and how many
+        self._reasons: dict[str, int] = {}  # reason → number of dropped calls
         self._lock = threading.Lock()
 
     def next_number(self) -> int | None:
-        """The number of a call that begins; None if it is not to be recorded."""
+        """Counts a new call and returns its number; None if `every` skips it."""
         with self._lock:
             self.num_seen += 1
             return None if (self.num_seen - 1) % self._every else self.num_seen
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Counts calls that should be in the file and are not, because `reason`."""
+        """Counts calls that are missing from the file because of `reason`."""
         if count > 0:
             with self._lock:
                 self._reasons[reason] = self._reasons.get(reason, 0) + count
 
     def drop_rest(self, reason: str, num_written: int) -> None:
-        """Counts all that were neither written nor counted: the recording broke off."""
+        """Counts the remaining calls as dropped, after the recording was aborted."""
         self.drop(reason, -(-self.num_seen // self._every) - num_written - self.num_dropped)
 
     @property
@@ -90,15 +88,15 @@ class CallCounts:
         )
 
     def facts(self) -> dict[str, int]:
-        """What the file says about its calls."""
+        """The counts stored in the file."""
         return {"calls": self.num_seen, "dropped": self.num_dropped, "every": self._every}
 
 
 class BaseTail:
     """Begins and ends a recording, and counts its calls.
 
-    After the block, `num_calls` says how many calls were written, `num_dropped` how many were not,
-    `problem` what went wrong.
+    After the block, `num_calls` is the number of written calls, `num_dropped` that of missing ones,
+    and `problem` the error while writing, or None.
     """
 
     is_kept: Callable[[str], bool] | None = None
@@ -135,7 +133,7 @@ class BaseTail:
         )
 
     def _end(self, *warnings: str | None) -> None:
-        """Closes the trace, and warns about what is missing."""
+        """Closes the trace, and warns about missing calls."""
         writer = self._writer
         assert writer is not None
         self._is_over = True
@@ -153,7 +151,7 @@ class BaseTail:
                 warn_caller(warning)
 
     def _number_of_call(self, is_inside_other: bool) -> int | None:
-        """The number under which a call that begins is recorded; None if it is not."""
+        """The number of a new call; None if it is not recorded."""
         writer = self._writer
         if writer is None or self._is_over or writer.is_in_a_child:
             return None
@@ -170,14 +168,14 @@ class BaseTail:
         return number
 
     def _hand(self, number: int, made: Recording | RepeatedCall) -> None:
-        """Hands a call to the writer; the first one with the parameters."""
+        """Passes a call to the writer, the first one with the parameters."""
         assert self._writer is not None
         params, self._takes_params = self._takes_params, False
         self._writer.hand(number, made, params)
 
 
 class Tail(BaseTail, Generic[_Model]):
-    """Records every call of a PyTorch model. Entering it gives the model itself."""
+    """Records every call of a PyTorch model. As a context manager it returns the model."""
 
     def __init__(
         self, model: _Model, layers: "frozenset[str] | NamedLayers | None", options: TailOptions
@@ -187,7 +185,7 @@ class Tail(BaseTail, Generic[_Model]):
         self.is_kept = layers if isinstance(layers, NamedLayers) else None
         self._module: Any = model
         self._layers = layers
-        # The modules of the last call, as long as no chosen one was called.
+        # The modules of the last call, until a chosen module is called; then empty.
         self._called: dict[str, None] | None = None
         self._local = threading.local()
         self._before: Any = None
@@ -217,10 +215,10 @@ class Tail(BaseTail, Generic[_Model]):
             f"{called}."
         )
 
-    # -- seeing the calls ----------------------------------------------------------------------
+    # -- intercepting calls ------------------------------------------------------------------------
 
     def _patch(self) -> None:
-        """Replaces `__call__` in the model's class, which is where Python looks for it."""
+        """Replaces `__call__` in the model's class, where Python looks up special methods."""
         kind, model, tail = type(self.model), self.model, self
         self._before = kind.__dict__.get("__call__")
         original = kind.__call__
@@ -234,8 +232,8 @@ class Tail(BaseTail, Generic[_Model]):
         kind.__call__ = called  # type: ignore[method-assign]
 
     def _unpatch(self) -> None:
-        """Restores the class, unless something else replaced `__call__` since. What tails that
-        ended before this one had to leave there goes as well.
+        """Restores the class, unless `__call__` was replaced by other code since. Also removes the
+        patches of tails that ended while this one was patched over them.
         """
         self._is_over = True
         kind = type(self.model)
@@ -300,14 +298,14 @@ class Tail(BaseTail, Generic[_Model]):
 
 
 class _Outflow:
-    """Hands values of a running call to the writer."""
+    """Passes values of a running call to the writer."""
 
     limit = _LIMIT
 
     def __init__(self, writer: CallWriter, call: int) -> None:
         self._writer = writer
         self._call = call
-        self.session: Callable[[], Session | None] = lambda: None  # which holds this
+        self.session: Callable[[], Session | None] = lambda: None  # a weak reference
 
     def take(self, numbers: Sequence[int]) -> Mapping[int, StoredValue]:
         session = self.session()
@@ -317,7 +315,7 @@ class _Outflow:
 def chosen_layers(
     model: torch.nn.Module, layers: "str | Sequence[str] | ModuleFilter"
 ) -> "frozenset[str] | NamedLayers | None":
-    """What `layers` means: None for all, the addresses of modules, or names in the file."""
+    """`layers` resolved: None for all, the addresses of modules, or names in the file."""
     if isinstance(layers, str) and layers == "all":
         return None
     modules = {address: module for address, module in named_modules(model) if address}

@@ -1,5 +1,5 @@
-"""Which step it is. A step ends with the optimizer's; of several optimizers, each steps once in
-it.
+"""Determines the training step from optimizer steps. Several optimizers each step once per training
+step.
 """
 
 import weakref
@@ -7,27 +7,26 @@ from typing import Any
 
 
 class StepClock:
-    """Counts steps by what optimizers do.
+    """Counts training steps by the steps of optimizers.
 
-    With one optimizer, each step of it ends one. Several (a generator's and a discriminator's, or
-    one for matrices and one for the rest) take their turns: the step is over when each that is
-    known has had its own, or before one has its second. Two that step one right after the other
-    share a backward pass: once more was computed, what either does is of the next step, whether or
-    not the other has had its turn. One that is seen for the first time belongs to the step that the
-    others have just ended, unless it takes the place of another, which is gone or holds some of the
-    same parameters.
+    With one optimizer, each of its steps ends a training step. Several optimizers (of a generator
+    and a discriminator, or of matrices and other parameters) take turns: the training step ends
+    when each known optimizer has stepped, or before one steps for the second time. Optimizers that
+    step in direct succession are partners, which share a backward pass: if a partner has stepped
+    and more was computed since, the next step of the other begins a new training step. A new
+    optimizer belongs to the training step that the others have just ended, unless it replaces
+    another optimizer, which is gone or holds some of the same parameters.
     """
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.is_late = False  # the optimizer that is stepping belongs to the step before
+        self.is_late = False  # the current optimizer belongs to the previous step
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._last: weakref.WeakSet[Any] = weakref.WeakSet()  # that stepped in the step before
+        self._last: weakref.WeakSet[Any] = weakref.WeakSet()  # stepped in the previous step
         self._replaced: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._in_a_row: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # that stepped since something was computed
+        # Optimizers that have stepped since anything was computed.
+        self._in_a_row: weakref.WeakSet[Any] = weakref.WeakSet()
         self._partners: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = (
             weakref.WeakKeyDictionary()
         )
@@ -35,23 +34,20 @@ class StepClock:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some optimizers have had their turn, and others may or may not: the next step may
-        have begun.
+        """Whether some optimizers have stepped, but the end of the step is not known yet: the next
+        step may have begun.
         """
         return len(self._stepped) > 0
 
     @property
     def num_made(self) -> int:
-        """How many steps were made: that of the last optimizer that has stepped, and those before
-        it.
-        """
+        """The number of steps made, including one in which only some optimizers have stepped."""
         return self.step + self.is_waiting
 
     def begins_new(self, optimizer: Any, has_computed: bool) -> bool:
         """Whether a new step begins before this optimizer's step.
 
-        `has_computed`: whether anything that has gradients was computed since the last step of an
-        optimizer.
+        `has_computed`: anything that requires gradients was computed since the last optimizer step.
         """
         if has_computed:
             self._in_a_row.clear()
@@ -79,16 +75,16 @@ class StepClock:
             ]
             for other in replaced:
                 self._known.discard(other)
-                self._replaced.add(other)  # unless it comes again: then both are at work
+                self._replaced.add(other)  # if it steps again, both are in use
             if replaced:
                 return False
         return len(self._known) > 0
 
     def has_stepped(self, optimizer: Any, is_in_backward: bool) -> bool:
-        """An optimizer has stepped. Whether the step is over with that.
+        """Records that an optimizer has stepped. Returns whether this ends the training step.
 
-        In the first backward pass that optimizers step in (each as soon as its gradient is there)
-        more are to come.
+        It does not in the first step if optimizers step within the backward pass, each as soon as
+        its gradients are computed: more may follow.
         """
         self._known.add(optimizer)
         self._in_a_row.add(optimizer)
@@ -100,9 +96,7 @@ class StepClock:
         return is_last and all(other in self._stepped for other in list(self._known))
 
     def advance(self) -> None:
-        """The next step begins. Optimizers that had no turn in this one are not waited for
-        again.
-        """
+        """Begins the next step. Optimizers that did not step in this one are no longer expected."""
         if self._stepped:
             self._known = weakref.WeakSet(self._stepped)
         self._last, self._stepped = self._stepped, weakref.WeakSet()

@@ -209,7 +209,7 @@ class Run:
             )
         return f"<Run {str(self.folder)!r}, {state}, step {self._steps.clock.step}: {numbers}>"
 
-    # -- what the user tells -----------------------------------------------------------------------
+    # -- calls by the user -------------------------------------------------------------------------
 
     def log(self, *, step: int | None = None, **scalars: Any) -> None:
         """Records numbers, or tensors of one element, for a step: `run.log(loss=loss,
@@ -391,7 +391,7 @@ class Run:
         self._writer.listeners.append(feed.tell)
         self._writer.at_end.append(feed.finish)
 
-    # -- what there is to know ---------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------
 
     @property
     def current_step(self) -> int:
@@ -467,7 +467,7 @@ def _copied(value: torch.Tensor) -> Any:
     return float(value) if value.device.type == "cpu" else value.detach().float().reshape(1).clone()
 
 
-# -- what the files say of the process and the run -------------------------------------------------
+# -- descriptions of the process and the run -------------------------------------------------------
 
 
 def _own_rank() -> int:

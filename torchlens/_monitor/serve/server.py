@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed for a request: the address holds the token."""
 
 
-# -- what can be asked for -------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 _Options = dict[str, str]
 
