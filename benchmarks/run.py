@@ -35,8 +35,8 @@ WATCHERS = {
 }
 NAMES = {
     "torchlens": "torchlens (ours)",
-    "labelled": "ours, with the labels made at the first look",
-    "keeper": "keeping every result, nothing else",
+    "labelled": "ours, labels included",
+    "keeper": "only keeping every result",
     "hooks": "forward hooks, module outputs only",
     "classic": "torchlens 0.1.36",
     "newest": "torchlens 2.36.1",
