@@ -20,6 +20,7 @@ def _no_callbacks() -> Iterator[None]:
     gc.callbacks.extend(callbacks)
 
 
+@pytest.mark.soak
 def test_nothing_is_lost_by_faults_and_interruption() -> None:
     random.seed(7)
     figures = soak(
