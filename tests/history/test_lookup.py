@@ -75,7 +75,7 @@ def test_an_unknown_name_lists_the_closest_keys() -> None:
 def test_a_part_of_several_labels_lists_them() -> None:
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
     with pytest.raises(
-        KeyError, match=r"'linear' is part of 2 labels; say which: 'linear_1_1', 'linear_2_3'"
+        KeyError, match=r"'linear' fits 2 layers; say which: 'linear_1_1', 'linear_2_3'"
     ):
         history["linear"]
 
@@ -132,28 +132,78 @@ def test_a_full_label_wins_over_a_module_of_the_same_name() -> None:
     assert history["relu_1_2"].layer_label == "relu_1_2"
 
 
-@pytest.mark.parametrize("model", [MLP(), Residual(), Recurrent(), nn.LSTM(4, 4)])
-def test_a_label_means_what_the_table_of_all_keys_says(model: nn.Module) -> None:
-    lookup = tl.log_forward_pass(model, torch.rand(2, 4))._lookup
-    found = {key: lookup._labelled(key) for key in lookup._table()}
-    assert sum(entry is not None for entry in found.values()) >= len(lookup._log.visible)
-    for key, entries in lookup._table().items():
-        assert found[key] is None or entries == [found[key]], key
-
-
-def test_an_address_that_looks_like_a_label_is_found_beside_it() -> None:
+def test_a_label_wins_over_an_address_of_the_same_name() -> None:
     model = Model(lambda self, x: (x + self.sin_1_2).sin())
     model.register_buffer("sin_1_2", torch.ones(1))
     history = tl.log_forward_pass(model, torch.rand(3))
-    assert "sin_1_2" in history.layer_labels
-    with pytest.raises(KeyError, match="say which"):
-        history["sin_1_2"]
+    assert history["sin_1_2"].layer_type == "sin"
 
 
-def test_labels_are_found_without_the_table_of_all_keys() -> None:
+def test_labels_are_found_without_a_table_of_other_keys() -> None:
     history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4))
     for label in (*history.layer_labels, *history.layer_labels_w_pass):
         assert history[label].layer_label_w_pass.startswith(label)
-    assert "_entries" not in vars(history._lookup)
+    assert not {"_modules", "_addresses"} & vars(history._lookup).keys()
     assert "linear_1_1:9" not in history
     assert "linear_1_1:02" not in history
+
+
+class Named(nn.Module):
+    """Modules whose names are also labels of other layers, addresses or arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_0, self.linear_1 = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.output, self.relu_1_3, self.max = nn.Linear(4, 4), nn.Tanh(), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear_1(self.linear_0(x)).relu()
+        return self.relu_1_3(self.output(x)) + 1
+
+
+@pytest.mark.parametrize(("key", "label"), [
+    ("linear_1", "linear_2_2"), ("linear_0", "linear_1_1"), ("linear_1_1", "linear_1_1"),
+    ("output", "linear_3_4"), ("relu_1_3", "relu_1_3"), ("relu_1_3:1", "relu_1_3"),
+    ("linear_2", "linear_2_2"), ("x", "input_1_0"), ("output_1", "output_1_7"), ("tan", "tanh_1_5"),
+])  # fmt: skip
+def test_a_key_means_the_same_layer_in_reading_and_saving(key: str, label: str) -> None:
+    model, x = Named(), torch.rand(2, 4)
+    history = tl.log_forward_pass(model, x)
+    assert history[key].layer_label == label
+    assert tl.log_forward_pass(model, x, layers_to_save=key).layers_with_saved_activations == [
+        label
+    ]
+    history.save_new_activations(model, x, layers_to_save=key)
+    assert history.layers_with_saved_activations == [label]
+    for entry in history:
+        assert all(history[own] == entry for own in entry.lookup_keys)
+
+
+def test_a_shared_module_is_found_by_all_its_names() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            self.teacher = self.encoder
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.teacher(x) - 1
+
+    history = tl.log_forward_pass(Tied(), torch.rand(2, 4))
+    assert history["teacher"] == history["encoder"] == history["relu_1"]
+    assert history["teacher.0:1"] == history["encoder.0"] == history["linear_1"]
+    log = tl.log_forward_pass(Tied(), torch.rand(2, 4), layers_to_save=["teacher.0"])
+    assert log.layers_with_saved_activations == ["linear_1_1"]
+
+
+def test_an_argument_is_found_by_its_name() -> None:
+    class Pool(nn.Module):
+        def forward(self, x: torch.Tensor, pair: list[torch.Tensor]) -> torch.Tensor:
+            return nn.functional.max_pool2d(x, 2) + pair[0] + pair[1]
+
+    pair = [torch.rand(1), torch.rand(1)]
+    history = tl.log_forward_pass(Pool(), [torch.rand(1, 1, 4, 4), pair])
+    assert history["x"] == history["input.x"] == history[0]
+    says = "'pair' means 2 tensors; say which: 'input.pair.0', 'input.pair.1'"
+    with pytest.raises(KeyError, match=says):
+        history["pair"]

@@ -29,6 +29,7 @@ class Parts:
     modules: list[torch.nn.Module] = field(default_factory=list)
     addresses: dict[int, str] = field(default_factory=dict)  # id of a module → its address
     classes: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)  # a further address → the first
     scripted: set[int] = field(default_factory=set)  # ids
     # modules on which `compile()` was called, with their compiled call
     compiled: list[tuple[Any, Any]] = field(default_factory=list)
@@ -48,7 +49,7 @@ def parts_of(model: torch.nn.Module) -> Parts:
         parts.modules, parts.addresses, parts.classes, parts.params, parts.buffers,
     )  # fmt: skip
     numbers: dict[int, int] = {}
-    for address, module in named_modules(model):
+    for address, module in named_modules(model, parts.aliases):
         kind = type(module)
         modules.append(module)
         addresses[id(module)] = address
@@ -74,18 +75,26 @@ def parts_of(model: torch.nn.Module) -> Parts:
     return parts
 
 
-def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """Each module once, with its address, outer modules first.
+def named_modules(
+    model: torch.nn.Module, aliases: dict[str, str] | None = None
+) -> list[tuple[str, torch.nn.Module]]:
+    """Each module once, with its address, outer modules first; `aliases` receives the further
+    addresses of shared modules.
 
     As `model.named_modules()` but faster, and without `_orig_mod` of compiled modules in addresses.
     """
     found: list[tuple[str, torch.nn.Module]] = []
-    seen: set[int] = set()
+    seen: dict[int, str] = {}
     pending: list[tuple[str, Any]] = [("", model)]
     while pending:
         address, module = named = pending.pop()
-        if id(module) not in seen and module is not None:
-            seen.add(id(module))
+        if module is None:
+            continue
+        if id(module) in seen:
+            if aliases is not None:
+                aliases[address] = seen[id(module)]
+        else:
+            seen[id(module)] = address
             found.append(named)
             children = module._modules
             if children:

@@ -270,6 +270,7 @@ class Session:
             outside_storages=self._outside_storages,
             module_calls=recorder.module_calls,
             module_classes=parts.classes,
+            module_aliases=parts.aliases,
             module_entries=tracker.entries,
             module_exits=tracker.exits,
             booleans=recorder.booleans,

@@ -137,12 +137,16 @@ def _run_selecting(
         session.restore_memory()
         restore_generators(states)
         raise
-    if modules and not session.is_uncertain:
+    if modules and not session.is_uncertain and _are_saved(log, saves):
         return log
     session.restore_memory()
     restore_generators(states)
     log.take(rerun(log, capture, model, args, kwargs, saves, options.random_seed))
     return log
+
+
+def _are_saved(log: Log, saves: bool | frozenset[int]) -> bool:
+    return not isinstance(saves, bool) and None not in map(log.recording.values.__getitem__, saves)
 
 
 def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:

@@ -1,13 +1,14 @@
-"""Finds the entry that a key means; if there is none, the error names the closest keys."""
+"""Finds the entries that a key means, in every function that takes keys; if there is none, the
+error names the closest keys.
+"""
 
 import difflib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 
 from torchlens._history.log import Log
-from torchlens._recording.collector import without_collector
 from torchlens._text.error_wording import got, is_whole
 
 
@@ -15,98 +16,25 @@ def lookup_keys(log: Log, entry: int) -> list[int | str]:
     """Every key that finds exactly this entry: ordinals, labels, modules that return it,
     addresses.
     """
+    history = log.history()
+    lookup: Lookup = Lookup(log) if history is None else history._lookup
     position = bisect_left(log.visible, entry)
     layer = log.graph.layers[log.graph.layer_of[entry]]
-    pass_num, is_single = log.graph.pass_of[entry], len(layer.entries) == 1
-    keys: list[int | str] = [position - len(log.visible), position]
-    for label in (layer.label, layer.label_short):
-        keys += [label, f"{label}:{pass_num}"] if is_single else [f"{label}:{pass_num}"]
+    pass_num = log.graph.pass_of[entry]
+    names = [layer.label, f"{layer.label}:{pass_num}"]
+    names += [layer.label_short, f"{layer.label_short}:{pass_num}"]
     for call in log.graph.modules_exited.get(entry, ()):
-        if log.graph.first_exit[call] == entry:
-            record = log.recording.module_calls[call]
-            if log.graph.module_tree.num_passes[record.address] == 1:
-                keys.append(record.address)
-            keys.append(log.module_pass(call))
-    keys += log.boundary_addresses.get(entry, [])
-    return list(dict.fromkeys(keys))
+        names += [log.recording.module_calls[call].address, log.module_pass(call)]
+    names += log.boundary_addresses.get(entry, [])
+    found = [name for name in dict.fromkeys(names) if lookup.entries(name) == [entry]]
+    return [position - len(log.visible), position, *found]
 
 
 class Lookup:
-    """All the keys of a log. The table of them is large, and is built when a key is not a plain
-    label.
-    """
+    """The keys of a log. The table of a kind of keys is built when it is first needed."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-
-    @cached_property
-    def _entries(self) -> dict[str, list[int]]:
-        return without_collector(self._table)
-
-    def _table(self) -> dict[str, list[int]]:
-        """Every key, and the listed entries that it means."""
-        table: dict[str, list[int]] = {}
-        visible = set(self._log.visible)
-
-        def add(keys: Iterable[tuple[str, int]]) -> None:
-            for key, entry in keys:
-                if entry in visible:
-                    found = table.setdefault(key, [])
-                    if entry not in found[-1:]:
-                        found.append(entry)
-
-        add(self._label_keys())
-        labels = set(table)
-        # A label wins over a module of the same name.
-        add((key, entry) for key, entry in self._module_keys() if key not in labels)
-        addresses = self._log.boundary_addresses
-        add((address, entry) for entry, own in addresses.items() for address in own)
-        return table
-
-    def _label_keys(self) -> Iterator[tuple[str, int]]:
-        for layer in self._log.graph.layers:
-            for label in (layer.label, layer.label_short):
-                for number, entry in enumerate(layer.entries, start=1):
-                    yield label, entry
-                    yield f"{label}:{number}", entry
-
-    def _module_keys(self) -> Iterator[tuple[str, int]]:
-        for call, entry in self._log.graph.first_exit.items():
-            yield self._log.module_call_addresses[call], entry
-            yield self._log.module_pass(call), entry
-
-    @cached_property
-    def _layers(self) -> dict[str, int]:
-        """The layers by label, without the labels that mean something else as well."""
-        full = {label: number for number, label in enumerate(self._log.layer_labels)}
-        short = {layer.label_short: number for number, layer in enumerate(self._log.graph.layers)}
-        found = full | short
-        addresses = list(chain.from_iterable(self._log.boundary_addresses.values()))
-        for label in [
-            *(full.keys() & short.keys()),
-            *addresses,
-            *(one.rpartition(":")[0] for one in addresses),
-        ]:
-            found.pop(label, None)
-        return found
-
-    def _labelled(self, key: str) -> int | None:
-        """The entry with this label; None if the key may mean something else."""
-        label, colon, pass_text = key.rpartition(":")
-        if not colon:
-            label, pass_text = key, "1"
-        layer = self._layers.get(label)
-        if layer is None:
-            return None
-        entries = self._log.graph.layers[layer].entries
-        if not colon and len(entries) > 1:
-            return None
-        digits = pass_text[:9]
-        number = int(digits) if digits.isdecimal() else 0
-        if str(number) != pass_text or not 0 < number <= len(entries):
-            return None
-        entry = entries[number - 1]
-        return entry if entry in self._log.visible else None
 
     def one(self, key: int | str) -> int:
         """The entry that `key` means."""
@@ -119,40 +47,100 @@ class Lookup:
             raise TypeError(
                 f"The key of a layer must be a name or a number, got {got(key)}. {cure}"
             )
-        labelled = self._labelled(key)
-        if labelled is not None:
-            return labelled
-        found = self._entries.get(key) or self._labels_with(key)
-        if len(found) != 1:
-            raise KeyError(self._not_one(key, found))
+        exact = self.entries(key)
+        found = exact or self._with_part(key)
+        if not found:
+            raise KeyError(f"No layer {key!r}. {self._closest(key)}")
+        if len(found) > 1:
+            raise KeyError(self._several(key, found, is_exact=bool(exact)))
         return found[0]
 
-    def _not_one(self, key: str, found: list[int]) -> str:
-        """The message for a key that means no entry, or several."""
-        if not found:
-            return f"No layer {key!r}. {self._closest(key)}"
-        labels = list(map(self._log.label, found))
-        is_one_layer = len({self._log.graph.layer_of[entry] for entry in found}) == 1
-        if key in self._entries and (is_one_layer or key in self._log.graph.module_tree.num_passes):
-            passes = [name for name in self._entries if name.startswith(f"{key}:")]
-            return f"{key!r} has {len(found)} passes; say which: {_listed(passes or labels)}."
-        return f"{key!r} is part of {len(found)} labels; say which: {_listed(labels)}."
-
     def many(self, key: int | str) -> list[int]:
-        """All entries that `key` means: all passes of a bare name, or all keys that contain it."""
+        """All entries that `key` means: all passes of a bare name, all names that contain it."""
         if not isinstance(key, str):
             return [self.one(key)]
-        exact = self._entries.get(key)
-        if exact is not None:
-            return exact
-        found = sorted(
-            {entry for name, entries in self._entries.items() if key in name for entry in entries}
-        )
+        found = self.entries(key) or self._with_part(key)
         if not found:
             raise ValueError(
                 f"layers_to_save names {key!r}, and there is no such layer. {self._closest(key)}"
             )
         return found
+
+    def entries(self, key: str) -> list[int]:
+        """The listed entries with exactly this name. The first kind of key that has it decides."""
+        meanings = self._meanings(key)
+        listed = ([entry for entry in found if entry in self._listed] for found in meanings)
+        return next(filter(None, listed), [])
+
+    def _meanings(self, key: str) -> Iterator[Sequence[int]]:
+        yield self._passes(self._labels, key)
+        yield self._modules.get(self._first_address(key), ())
+        yield self._passes(self._short_labels, key)
+        yield self._addresses.get(key, ())
+        yield self._arguments.get(key, ())
+
+    @cached_property
+    def _listed(self) -> Container[int]:
+        visible = self._log.visible
+        return visible if isinstance(visible, range) else frozenset(visible)
+
+    # -- the kinds of keys -------------------------------------------------------------------------
+
+    @cached_property
+    def _labels(self) -> dict[str, int]:
+        return {label: number for number, label in enumerate(self._log.layer_labels)}
+
+    @cached_property
+    def _short_labels(self) -> dict[str, int]:
+        layers = enumerate(self._log.graph.layers)
+        return {layer.label_short: number for number, layer in layers}
+
+    @cached_property
+    def _modules(self) -> dict[str, list[int]]:
+        """The address of a module, and of each of its calls → the first tensor that it returned."""
+        found: dict[str, list[int]] = {}
+        for call, entry in self._log.graph.first_exit.items():
+            for name in (self._log.module_call_addresses[call], self._log.module_pass(call)):
+                entries = found.setdefault(name, [])
+                if entry not in entries[-1:]:
+                    entries.append(entry)
+        return found
+
+    @cached_property
+    def _addresses(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for entry, own in self._log.boundary_addresses.items():
+            for address in own:
+                found.setdefault(address, []).append(entry)
+        return found
+
+    @cached_property
+    def _arguments(self) -> dict[str, list[int]]:
+        """The name of an argument of the model → the tensors in it."""
+        found: dict[str, list[int]] = {}
+        for path, number in self._log.recording.inputs:
+            if path and isinstance(path[0], str):
+                found.setdefault(path[0], []).append(self._log.graph.entry_of[number])
+        return found
+
+    def _passes(self, layers: dict[str, int], key: str) -> Sequence[int]:
+        """The passes of a layer for its label, one of them for `label:pass`."""
+        if key in layers:
+            return self._log.graph.layers[layers[key]].entries
+        label, _, number = key.rpartition(":")
+        if label not in layers or not number.isdecimal() or len(number) > 9:
+            return []
+        entries = self._log.graph.layers[layers[label]].entries
+        place = int(number) - 1
+        is_there = 0 <= place < len(entries) and str(place + 1) == number
+        return [entries[place]] if is_there else []
+
+    def _first_address(self, key: str) -> str:
+        """The address that the log uses for a module that has several."""
+        for other, address in self._log.recording.module_aliases.items():
+            if key == other or key.startswith((f"{other}.", f"{other}:")):
+                return address + key[len(other) :]
+        return key
 
     def _at(self, position: int) -> int:
         count = len(self._log.visible)
@@ -162,14 +150,36 @@ class Lookup:
             )
         return self._log.visible[position]
 
-    def _labels_with(self, part: str) -> list[int]:
-        """Entries with `part` in their label."""
+    def _with_part(self, part: str) -> list[int]:
+        """Entries with `part` in their label; if there are none, in another of their names."""
         if not part:
             return []
-        return [entry for entry in self._log.visible if part in self._log.label_w_pass(entry)]
+        labels = zip(self._log.visible, self._log.labels_w_pass(self._log.visible), strict=True)
+        found = [entry for entry, label in labels if part in label]
+        if found:
+            return found
+        others = chain(self._modules.items(), self._addresses.items())
+        meant = {entry for name, own in others if part in name for entry in own}
+        return sorted(entry for entry in meant if entry in self._listed)
+
+    # -- what is wrong with a key ------------------------------------------------------------------
+
+    def _several(self, key: str, found: list[int], *, is_exact: bool) -> str:
+        """The message for a key that means several entries."""
+        labels = list(map(self._log.label, found))
+        if not is_exact:
+            return f"{key!r} fits {len(found)} layers; say which: {_listed(labels)}."
+        passes = [f"{key}:{number}" for number in range(1, len(found) + 1)]
+        if [self.entries(name) for name in passes] == [[entry] for entry in found]:
+            return f"{key!r} has {len(found)} passes; say which: {_listed(passes)}."
+        addresses = self._log.boundary_addresses
+        names = [
+            addresses.get(entry, [label])[0] for entry, label in zip(found, labels, strict=True)
+        ]
+        return f"{key!r} means {len(found)} tensors; say which: {_listed(names)}."
 
     def _closest(self, key: str) -> str:
-        names = list(dict.fromkeys([*self._log.labels(self._log.visible), *self._entries]))
+        names = list(dict.fromkeys([*self._log.labels(self._log.visible), *self._names()]))
         holding = [name for name in names if key.lower() in name.lower()]
         close = holding or difflib.get_close_matches(key, names, n=5, cutoff=0.4)
         if close:
@@ -177,6 +187,15 @@ class Lookup:
         if not names:
             return "The log is empty."
         return f"There are {len(self._log.visible)} layers, from {names[0]!r} on."
+
+    def _names(self) -> Iterable[str]:
+        """Every name, for suggestions."""
+        return chain(
+            self._log.labels_w_pass(self._log.visible),
+            self._short_labels,
+            self._modules,
+            self._addresses,
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

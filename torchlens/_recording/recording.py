@@ -216,6 +216,8 @@ class Recording:
     # Entries sent to another process, without a child here.
     sent: set[int] = field(default_factory=set)
     framework: str = "torch"  # the package name of the framework
+    # Another address of a shared module → the address that the log uses.
+    module_aliases: dict[str, str] = field(default_factory=dict)
     is_copy: bool = False  # pickled or deep-copied: its tensors have no autograd graph
 
     def is_trained(self, number: int) -> bool:

@@ -73,6 +73,7 @@ def recording_of(graph: dict[str, Any], seconds: Any, reader: PythonReader) -> R
         outside_storages=[],
         module_calls=calls,
         module_classes=_classes(graph["module_classes"], calls),
+        module_aliases={str(key): str(address) for key, address in graph["module_aliases"].items()},
         module_entries=_of_calls(graph["module_entries"], len(calls), count),
         module_exits=_of_calls(graph["module_exits"], len(calls), count),
         booleans={

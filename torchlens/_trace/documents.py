@@ -101,6 +101,7 @@ def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> 
             for call in recording.module_calls
         ],
         "module_classes": recording.module_classes,
+        "module_aliases": recording.module_aliases,
         "module_entries": recording.module_entries,
         "module_exits": recording.module_exits,
         "module_params": recording.module_params,
