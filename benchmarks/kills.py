@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch import nn
 
 import torchlens as tl
-from torchlens._capture.memory import memory_watch
+from torchlens._capture.memory import outflow
 from torchlens._trace import call_writer
 from torchlens._trace import tail as tailing
 from torchlens.errors import TraceError
@@ -41,8 +41,8 @@ def write(path: Path, kind: str) -> None:
         call_writer._SMALL_BYTES = -1
     if kind in ("while it runs", "modules"):
         tailing._Outflow.limit = 3_000
-        memory_watch._INTERVAL = 0.0
-        memory_watch.OutflowWatch.interval = -1.0
+        outflow._INTERVAL = 0.0
+        outflow.OutflowWatch.interval = -1.0
     own = model()
     while True:
         with tl.tail(

@@ -144,10 +144,10 @@ def measure_dropping(is_kept: bool, seconds: float) -> dict[str, float]:
     all of it kept.
     """
     import torchlens
-    from torchlens._capture.memory import freed_memory
+    from torchlens._capture.memory import process_memory
 
     if is_kept:
-        freed_memory.freed_memory()._most_kept = sys.maxsize
+        process_memory.freed_memory()._most_kept = sys.maxsize
     model, x = WORKLOADS["GPT-2, 4 × 128 tokens"]()
 
     def log_and_drop() -> None:

@@ -27,7 +27,6 @@ from torch import (
 
 import torchlens as tl
 from tests.networks import Model
-from torchlens._capture.arguments import are_plain
 
 early_linear, early_method, early_op = F.linear, torch.Tensor.tanh, torch.ops.aten.sin.default
 TABLE = {"act": torch.tanh, "methods": [torch.Tensor.exp]}
@@ -366,20 +365,6 @@ def test_a_slice_keeps_no_tensor_alive() -> None:
     history = tl.log_forward_pass(Model(forward), torch.rand(3), layers_to_save="none")
     assert len(history) == 4
     assert gone[0]() is None
-
-
-def test_plain_slices_take_the_short_way() -> None:
-    """Slices are frequent: those without tensors must cost what they did."""
-    x = torch.rand(3)
-    plain: list[Any] = [
-        slice(0, 2),
-        slice(None),
-        (slice(1, None), 0),
-        (..., slice(None, None, 2), None),
-    ]
-    others: list[Any] = [slice(torch.tensor(1), 2), (0, slice(None, torch.tensor(1)))]
-    assert all(are_plain((x, index)) for index in plain)
-    assert not any(are_plain((x, index)) for index in others)
 
 
 # -- tensors made of tensors in ways that torch does not report

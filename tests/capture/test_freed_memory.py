@@ -16,8 +16,8 @@ import torch
 
 import torchlens as tl
 from tests.networks import MLP
-from torchlens._capture.memory import freed_memory
-from torchlens._capture.memory.freed_memory import FreedMemory
+from torchlens._capture.memory import process_memory
+from torchlens._capture.memory.process_memory import FreedMemory
 from torchlens._history.log import Log
 
 MB = 2**20
@@ -40,7 +40,7 @@ class Allocator:
         self.num_trims = 0
         self.num_looks = 0
         self._ends = iter(range(10**9))
-        monkeypatch.setattr(freed_memory, "resident_bytes", lambda: self.resident)
+        monkeypatch.setattr(process_memory, "resident_bytes", lambda: self.resident)
 
     def mallinfo2(self) -> "Allocator":
         self.num_looks += 1
@@ -156,12 +156,12 @@ def test_an_allocator_that_the_user_configured_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_ours: bool
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert (freed_memory.freed_memory.__wrapped__()._library is not None) == is_ours
+    assert (process_memory.freed_memory.__wrapped__()._library is not None) == is_ours
 
 
 def test_on_other_systems_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchlens._capture.memory.freed_memory.sys.platform", "darwin")
-    assert freed_memory.freed_memory.__wrapped__()._library is None
+    monkeypatch.setattr("torchlens._capture.memory.process_memory.sys.platform", "darwin")
+    assert process_memory.freed_memory.__wrapped__()._library is None
 
 
 # -- what the system sees
@@ -305,7 +305,7 @@ def test_a_small_log_writes_to_the_memory_of_the_last() -> None:
 
 THRESHOLDS = """
     import ctypes, sys, torch, torchlens as tl
-    from torchlens._capture.memory.freed_memory import MallocInfo
+    from torchlens._capture.memory.process_memory import MallocInfo
 
     if {logs}:
         tl.log_forward_pass(torch.nn.Linear(4, 4), torch.ones(2, 4))
@@ -330,7 +330,7 @@ def test_the_allocator_adapts_to_the_program_as_it_does_without_a_log() -> None:
 
 REUSED = """
     import gc, json, resource, torch, torchlens as tl
-    from torchlens._recording.process_memory import resident_bytes
+    from torchlens._capture.memory.process_memory import resident_bytes
 
     def num_faults():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

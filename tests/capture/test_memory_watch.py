@@ -20,9 +20,8 @@ from torch import nn
 import torchlens as tl
 from tests.failures import partial_history
 from tests.networks import Model
-from torchlens._capture.memory import memory_watch
-from torchlens._recording import process_memory
-from torchlens._recording.process_memory import free_bytes, resident_bytes
+from torchlens._capture.memory import process_memory
+from torchlens._capture.memory.process_memory import free_bytes, resident_bytes
 
 MB = 2**20
 CPU = torch.device("cpu")
@@ -48,10 +47,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def still_free(device: torch.device) -> int | None:
             return None if free is None else int(free * MB) - 100 * MB  # at the first look
 
-        monkeypatch.setattr(memory_watch, "free_bytes", still_free)
-        monkeypatch.setattr(memory_watch, "held_bytes", hold_more)
-        monkeypatch.setattr(memory_watch.MemoryWatch, "interval", -1)
-        monkeypatch.setattr(memory_watch, "_NEGLIGIBLE_BYTES", -1)
+        monkeypatch.setattr(process_memory, "free_bytes", still_free)
+        monkeypatch.setattr(process_memory, "held_bytes", hold_more)
+        monkeypatch.setattr(process_memory.MemoryWatch, "interval", -1)
+        monkeypatch.setattr(process_memory, "_NEGLIGIBLE_BYTES", -1)
 
     return pretend
 
@@ -222,8 +221,8 @@ def test_the_size_of_the_process_is_read_first(
     """What is taken out of memory that the process holds already is not taken from what is free."""
     machine(free=10)
     grown = 0
-    monkeypatch.setattr(memory_watch, "held_bytes", lambda device: grown)
-    monkeypatch.setattr(memory_watch, "free_bytes", lambda device: 10 * MB)
+    monkeypatch.setattr(process_memory, "held_bytes", lambda device: grown)
+    monkeypatch.setattr(process_memory, "free_bytes", lambda device: 10 * MB)
     assert warnings_of(lambda: tl.log_forward_pass(chain(12), megabytes(1))) == []
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
@@ -315,10 +314,10 @@ def test_a_real_log_is_warned_of_as_its_process_grows() -> None:
     program = """
         import warnings
         import torch
-        from torchlens._capture.memory import memory_watch
+        from torchlens._capture.memory import process_memory
         import torchlens as tl
 
-        memory_watch.free_bytes = lambda device: 600 * 2**20
+        process_memory.free_bytes = lambda device: 600 * 2**20
         caught = []
         warnings.showwarning = lambda message, *rest: caught.append(str(message))
         seen = []

@@ -12,7 +12,7 @@ from torch import nn
 import torchlens as tl
 from tests.work import lines_run
 from torchlens._capture import recorder
-from torchlens._capture.arguments import shallow_arguments
+from torchlens._capture.entries import take_apart
 
 
 class ManyKinds(nn.Module):
@@ -166,17 +166,16 @@ def test_lists_of_tensors_and_several_results_go_the_short_way(
     assert len(tl.log_forward_pass(Model(), torch.rand(2, 2), layers_to_save=layers)) == 6
 
 
-def test_shallow_arguments_are_those_with_tensors_no_deeper_than_one_list() -> None:
+def test_arguments_come_apart_into_tensors_by_position_and_the_rest() -> None:
     x, y = torch.rand(2), torch.rand(2)
-    found = shallow_arguments(([x, 3, y], 1, (2, 3)), {"dim": 0, "other": x})
-    assert found is not None
-    assert {path: id(tensor) for path, tensor in found.tensors.items()} == {
+    found: dict[Any, torch.Tensor] = {}
+    args = ([x, 3, y], 1, (slice(None), slice(0, y)), {"deep": [[x]]}, slice(1, None))
+    assert take_apart(args, (), found) == (
+        [None, 3, None], 1, (slice(None), slice(0, None)), {"deep": [[None]]}, slice(1, None),
+    )  # fmt: skip
+    assert {path: id(tensor) for path, tensor in found.items()} == {
         (0, 0): id(x),
         (0, 2): id(y),
-        "other": id(x),
+        (2, 1, "stop"): id(y),
+        (3, "deep", 0, 0): id(x),
     }
-    assert (found.args, found.kwargs) == (([None, 3, None], 1, (2, 3)), {"dim": 0, "other": None})
-    assert shallow_arguments(([[x]],), None) is None
-    assert shallow_arguments((x,), {"out": y}) is None
-    assert shallow_arguments((x,), {"generator": torch.Generator()}) is None
-    assert shallow_arguments((x, (slice(None), x)), None) is None

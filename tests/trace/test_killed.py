@@ -25,15 +25,15 @@ SCRIPT = textwrap.dedent(
     import torch
     from torch import nn
     import torchlens as tl
-    from torchlens._capture.memory import memory_watch
+    from torchlens._capture.memory import outflow
     from torchlens._trace import call_writer
     from torchlens._trace import tail as tailing
 
     torch.set_num_threads(1)
     if sys.argv[2] == "large":  # values leave while the model runs
         tailing._Outflow.limit = 3_000
-        memory_watch._INTERVAL = 0.0
-        memory_watch.OutflowWatch.interval = -1.0
+        outflow._INTERVAL = 0.0
+        outflow.OutflowWatch.interval = -1.0
     call_writer._FLUSH_SECONDS = 0.02
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(12)))
@@ -112,8 +112,8 @@ def test_a_call_that_was_not_over_has_its_tensors_and_says_so(
 ):
     """As if the process had been killed in its first call."""
     monkeypatch.setattr(tailing._Outflow, "limit", 1_000)
-    monkeypatch.setattr("torchlens._capture.memory.memory_watch._INTERVAL", 0.0)
-    monkeypatch.setattr("torchlens._capture.memory.memory_watch.OutflowWatch.interval", -1.0)
+    monkeypatch.setattr("torchlens._capture.memory.outflow._INTERVAL", 0.0)
+    monkeypatch.setattr("torchlens._capture.memory.outflow.OutflowWatch.interval", -1.0)
     path = tmp_path / "trace.safetensors"
     seen: dict[str, torch.Tensor] = {}
 

@@ -250,8 +250,8 @@ def test_values_leave_while_the_model_runs(path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tailing, "_LIMIT", 200)
     monkeypatch.setattr(tailing._Outflow, "limit", 200)
-    monkeypatch.setattr("torchlens._capture.memory.memory_watch._INTERVAL", 0.0)
-    monkeypatch.setattr("torchlens._capture.memory.memory_watch.OutflowWatch.interval", -1.0)
+    monkeypatch.setattr("torchlens._capture.memory.outflow._INTERVAL", 0.0)
+    monkeypatch.setattr("torchlens._capture.memory.outflow.OutflowWatch.interval", -1.0)
     x = torch.rand(2, 4)
     model = Model(forward)
     with tl.tail(model, path) as m:
@@ -584,9 +584,9 @@ def test_what_modules_return_is_recorded_as_they_return_it(
 ):
     """Whether the other values are held until the call is over, or let go while it runs."""
     monkeypatch.setattr(tailing._Outflow, "limit", limit)
-    monkeypatch.setattr("torchlens._capture.memory.memory_watch._FEW", few)
-    monkeypatch.setattr("torchlens._capture.memory.memory_watch._INTERVAL", 0.0)
-    monkeypatch.setattr("torchlens._capture.memory.memory_watch.OutflowWatch.interval", -1.0)
+    monkeypatch.setattr("torchlens._capture.memory.outflow._FEW", few)
+    monkeypatch.setattr("torchlens._capture.memory.outflow._INTERVAL", 0.0)
+    monkeypatch.setattr("torchlens._capture.memory.outflow.OutflowWatch.interval", -1.0)
     torch.manual_seed(0)
     layers = (
         nn.Linear(4, 4),

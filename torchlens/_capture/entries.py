@@ -1,33 +1,148 @@
-"""Maps tensors to entries.
+"""The entries of a pass by their tensors, and the arguments of a call: which entries they are, and
+what is kept of them.
 
-The key is the `id` of a tensor. While every entry keeps its tensor alive, ids are unique; otherwise
-a weak reference checks that the original tensor with that id is still alive.
+The key of an entry is the `id` of its tensor. While every entry keeps its tensor alive, ids are
+unique; otherwise a weak reference checks that the original tensor with that id is still alive.
 """
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from torchlens._capture.arguments import TENSORS
 from torchlens._capture.gradients.entry_gradients import GradientHooks
 from torchlens._capture.memory.saved_values import Memory
-from torchlens._recording.recording import ModuleCall
+from torchlens._capture.observer import Observer
+from torchlens._recording.operations import Operation
+from torchlens._recording.recording import ModuleCall, References
+from torchlens._recording.regions import shape_of
+from torchlens._recording.symbolic import inert, inert_sizes
+from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors
 from torchlens._recording.user_code import KNOWN_CODE, is_user_code
 from torchlens._recording.wrappers import inner_of
 
 Tensor = torch.Tensor
 _known_code = KNOWN_CODE.get
+# Arguments of these types are, or are not, tensors at a glance; any other is searched for tensors.
+PLAIN_TYPES = frozenset({
+    Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None), torch.dtype,
+    torch.device, torch.Size,
+    torch.layout, torch.memory_format, type(Ellipsis), torch.Generator,
+})  # fmt: skip
+TENSORS = frozenset({Tensor, torch.nn.Parameter})
+PLAIN_KEYWORD_TYPES = PLAIN_TYPES - TENSORS - {torch.Generator}
+_LEAVES = PLAIN_KEYWORD_TYPES - {torch.Size}
+_PLAIN_BOUNDS = frozenset({int, type(None)})
+UNKNOWN = 1 << 62  # larger than any entry number
+
+
+# -- arguments
+
+
+def take_apart(tree: Any, path: tuple[Any, ...], found: dict[Any, Tensor]) -> Any:
+    """`tree` (lists, tuples, dicts, slices) with None in place of each tensor, which goes into
+    `found` under its path. Symbolic sizes become inert.
+    """
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        items = []
+        for index, item in enumerate(tree):
+            if type(item) in TENSORS:
+                found[(*path, index) if path else index] = item
+                item = None
+            elif type(item) not in _LEAVES:
+                item = take_apart(item, (*path, index), found)
+            items.append(item)
+        return tuple(items) if kind is tuple else items
+    if kind is slice:
+        if _PLAIN_BOUNDS.issuperset((type(tree.start), type(tree.stop), type(tree.step))):
+            return tree
+        bounds = (tree.start, tree.stop, tree.step)
+        return slice(*_each_apart(bounds, SLICE_BOUNDS, path, found))
+    if isinstance(tree, Mapping):
+        keys = list(tree)
+        return dict(zip(keys, _each_apart(tree.values(), keys, path, found), strict=True))
+    if isinstance(tree, Tensor):
+        found[path[0] if len(path) == 1 else path] = tree
+        return None
+    if kind is torch.Size:
+        return inert_sizes(tree)
+    if isinstance(tree, list | tuple):
+        items = _each_apart(tree, range(len(tree)), path, found)
+        if hasattr(kind, "_fields"):
+            return kind(*items)
+        return items if isinstance(tree, list) else tuple(items)
+    return inert(tree)
+
+
+def _each_apart(
+    items: Iterable[Any], keys: Iterable[Any], path: tuple[Any, ...], found: dict[Any, Tensor]
+) -> list[Any]:
+    return [
+        item if type(item) in _LEAVES else take_apart(item, (*path, key), found)
+        for key, item in zip(keys, items, strict=True)
+    ]
+
+
+def without_flat_tensors(args: Iterable[Any]) -> tuple[Any, ...]:
+    """Arguments with None in place of each tensor at the top."""
+    return tuple([None if type(arg) in TENSORS else arg for arg in args])
+
+
+def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
+    """Arguments in a line: shapes for tensors, the rest as it is."""
+
+    def describe(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return (
+                f"{'x'.join(map(str, shape_of(value))) or 'scalar'} "
+                f"{str(value.dtype).removeprefix('torch.')}"
+            )
+        if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+            return f"[{', '.join(map(describe, value))}]"
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+
+    return ", ".join(
+        [
+            *map(describe, args),
+            *(f"{key}={describe(value)}" for key, value in (kwargs or {}).items()),
+        ]
+    )
+
+
+def written_by(
+    operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> list[Tensor]:
+    """The tensors that the call is going to write to."""
+    flag = operation.writes_if
+    does_write = flag is None or (len(args) > flag and args[flag])
+    if operation.written == (0,) and does_write and args and type(args[0]) is Tensor:
+        return [args[0]]
+    named = kwargs or {}
+    written = [named.get("out")]
+    if does_write:
+        for position in operation.written:
+            is_given = position < len(args)
+            written.append(args[position] if is_given else named.get(operation.name_of(position)))
+    # A lazy module's parameter has no value to lose.
+    return [tensor for _, tensor in plain_tensors(written) if not is_lazy(tensor)]
 
 
 class TensorEntries:
     """The entries and parameters of a pass, by their tensors."""
 
-    def __init__(self, memory: Memory, gradients: GradientHooks | None) -> None:
+    def __init__(
+        self, memory: Memory, gradients: GradientHooks | None, observer: Observer | None
+    ) -> None:
         super().__init__()
+        self.observer = observer
+        # While not None, calls are not recorded; this collects the entries they read.
+        self.collected: dict[int, None] | None = None
         self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
         self.module_call = 0  # the current one
         # The code that calls modules. Frames further out belong to the module call, not to the
@@ -165,6 +280,74 @@ class TensorEntries:
                 self._note_inner(before, tensor)
         if going_on and parent:
             self.handed_back.setdefault(parent, []).extend(reversed(going_on))
+
+    # -- the arguments of a call
+
+    def read_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> tuple[dict[Any, int], tuple[Any, ...], dict[str, Any] | None]:
+        """The entries of the tensor arguments by position, and the arguments without tensors."""
+        tensors: dict[Any, Tensor] = {}
+        kept = take_apart(args, (), tensors)
+        kept_kwargs = kwargs
+        if kwargs:
+            kept_kwargs = take_apart(kwargs, (), tensors)
+            if isinstance(kwargs.get("generator"), torch.Generator):
+                self.memory.before_random(kwargs["generator"])
+            if "out" in kwargs:  # written, not read
+                tensors = {
+                    path: tensor
+                    for path, tensor in tensors.items()
+                    if (path[0] if type(path) is tuple else path) != "out"
+                }
+        at, origin_of = self._entry_at, self._origin_of
+        references: dict[Any, int] = {}
+        for path, tensor in tensors.items():
+            number = at(id(tensor), UNKNOWN)
+            if number == UNKNOWN or ((origin := origin_of(number)) and origin() is not tensor):
+                number = self._reference_to(tensor)
+            references[path] = number
+        return references, kept, kept_kwargs
+
+    def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
+        """The entries of the tensor arguments by position; adds unknown tensors."""
+        return self.read_arguments(args, kwargs)[0]
+
+    def _flat_references(self, args: tuple[Any, ...]) -> References:
+        """The entries of flat arguments, some of which may be new or have a reused id."""
+        at, origin_of = self._entry_at, self._origin_of
+        references: list[int | None] = []
+        for arg in args:
+            number = None
+            if type(arg) in TENSORS:
+                number = at(id(arg), UNKNOWN)
+                if number >= 0 and ((origin := origin_of(number)) is None or origin() is not arg):
+                    number = self._reference_to(arg)
+            references.append(number)
+        return tuple(references)
+
+    def _reference_to(self, tensor: Tensor) -> int:
+        number = self._entry_at(id(tensor))  # as in `number_of`
+        if number is not None:
+            origin = self._origin_of(number)
+            if origin is None or origin() is tensor:
+                return number
+        number = self.meet(tensor)
+        return self.add_outside(tensor) if number is None else number
+
+    def add_outside(self, tensor: Tensor) -> int:
+        """Adds a parameter or constant, which is no entry; returns its number (negative)."""
+        self.outside.append(tensor)
+        number = -len(self.outside)
+        self._entry_of_id[id(tensor)] = number
+        self._note_inner(number, tensor)
+        if tensor.requires_grad:
+            self.trained.add(number)
+        if self.gradients is not None:
+            self.gradients.watch_source(number, tensor)
+        if self.observer is not None and self.collected is None:
+            self.observer.add(number, tensor)
+        return number
 
     # -- position in the model
 

@@ -98,6 +98,7 @@ class ModuleTracker:
         # and the module's return, or threads called modules, whose pass numbers are known only
         # after the pass.
         self.is_uncertain = False
+        self.is_shared = False  # with other threads
         # Called when the model compiles something.
         self.on_compile: Callable[[], None] | None = None
         recorder.module_code = patched_call_impl.__code__
@@ -227,6 +228,7 @@ class ModuleTracker:
 
     def share(self) -> None:
         """Notes that other threads may call modules too."""
+        self.is_shared = True
         self.is_uncertain = bool(self._saved_addresses)
 
     def run_scripted(

@@ -18,13 +18,12 @@ from typing import Any, Protocol, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchlens._capture.arguments import (
+from torchlens._capture.entries import (
     PLAIN_KEYWORD_TYPES,
     PLAIN_TYPES,
     TENSORS,
-    are_plain,
+    UNKNOWN,
     describe_arguments,
-    shallow_arguments,
     without_flat_tensors,
     written_by,
 )
@@ -40,7 +39,6 @@ from torchlens._recording.user_code import KNOWN_CODE
 
 Tensor = torch.Tensor
 _OPERATION, _READ = Kind.OPERATION, Kind.READ
-_UNKNOWN = 1 << 62  # larger than any entry number
 _known_code = KNOWN_CODE.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _is_disabled = torch._C._is_torch_function_all_disabled
@@ -161,22 +159,22 @@ class Recorder(Rows, TorchFunctionMode):
             not kwargs or PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
             at = self._entry_at
-            if self.memory.may_die or _UNKNOWN in (
+            if self.memory.may_die or UNKNOWN in (
                 references := tuple(
-                    [at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None for arg in args]
+                    [at(id(arg), UNKNOWN) if type(arg) in TENSORS else None for arg in args]
                 )
             ):
                 references = self._flat_references(args)
             kept = (None,) * len(args) if None not in references else without_flat_tensors(args)
-            kept_kwargs, is_short = kwargs, self._is_short
+            kept_kwargs, may_write = kwargs, bool(operation.written)
         elif _are_foreign(types):
             return run_overridden(self, func, types, args, kwargs)
         else:
-            references, kept, kept_kwargs, is_short = self._read_nested(args, kwargs)
+            references, kept, kept_kwargs = self.read_arguments(args, kwargs)
+            may_write = bool(operation.written) or bool(kwargs and "out" in kwargs)
         detour = _NO_DETOUR
-        if operation.written or not is_short:
-            place = (code, instruction)
-            detour = self._prepare_detour(operation, args, kwargs, references, is_short, place)
+        if may_write or not self._is_short:
+            detour = self._prepare_detour(operation, args, kwargs, references, (code, instruction))
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -191,37 +189,10 @@ class Recorder(Rows, TorchFunctionMode):
         if detour is _NO_DETOUR and type(result) is Tensor:
             self.append_short(fields, result)
         else:
-            self._append_others(fields, args, kwargs, result, detour)
+            self._append_others(fields, result, detour)
         if end > self._look_at:
             self._look_at = self._look(self.outside)
         return result
-
-    def _flat_references(self, args: tuple[Any, ...]) -> References:
-        """The entries of flat arguments, some of which may be new or have a reused id."""
-        at, origin_of = self._entry_at, self._origin_of
-        references: list[int | None] = []
-        for arg in args:
-            number = None
-            if type(arg) in TENSORS:
-                number = at(id(arg), _UNKNOWN)
-                if number >= 0 and ((origin := origin_of(number)) is None or origin() is not arg):
-                    number = self._reference_to(arg)
-            references.append(number)
-        return tuple(references)
-
-    def _read_nested(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> tuple[References, tuple[Any, ...], dict[str, Any] | None, bool]:
-        """The references of nested arguments, the arguments without tensors, and whether a short
-        row will do.
-        """
-        if not kwargs and are_plain(args):
-            return self._flat_references(args), without_flat_tensors(args), kwargs, self._is_short
-        shallow = shallow_arguments(args, kwargs)
-        if shallow is None:
-            return self.references_to(args, kwargs), args, kwargs, False
-        references = {path: self._reference_to(tensor) for path, tensor in shallow.tensors.items()}
-        return references, shallow.args, shallow.kwargs, self._is_short
 
     def _prepare_detour(
         self,
@@ -229,26 +200,18 @@ class Recorder(Rows, TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         references: References,
-        is_short: bool,
         place: tuple[CodeType | None, int],
     ) -> _Detour:
         """Prepares a call that writes to tensors, or whose row cannot be short."""
         written = written_by(operation, args, kwargs)
-        if is_short and (not written or self._keep_before(operation, written)):
+        if self._is_short and (not written or self._keep_before(operation, written)):
             return written, None, True
         observed = self.prepare(
             CallKind.FUNCTION, operation, args, kwargs, references, written, place
         )
         return written, observed, False
 
-    def _append_others(
-        self,
-        fields: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
-        result: Any,
-        detour: _Detour,
-    ) -> None:
+    def _append_others(self, fields: tuple[Any, ...], result: Any, detour: _Detour) -> None:
         """Adds the rows of a call that wrote to tensors, returned several, or is not fast-path."""
         written, observed, is_short = detour
         if is_short and type(result) is Tensor and (not written or result is written[0]):
@@ -258,7 +221,7 @@ class Recorder(Rows, TorchFunctionMode):
         elif result is NotImplemented:
             self.abandon_observed(observed)
         else:
-            self.append_results(make_call((fields[0], args, kwargs, *fields[3:8])), result, written)
+            self.append_results(make_call(fields[:8]), result, written)
             self.end_observed(observed, result)
 
     def _keep_before(self, operation: Operation, written: Sequence[Tensor]) -> bool:
@@ -292,8 +255,6 @@ class Recorder(Rows, TorchFunctionMode):
         """
         observed = self.begin_observed(kind, operation, args, kwargs, references, written, place)
         self.complete()
-        if self._keeps_args:
-            self._kept_args = self._keep_args(args, kwargs)
         if written:
             self._before_write(written)
         if self.gradients is not None:
@@ -398,7 +359,11 @@ class Recorder(Rows, TorchFunctionMode):
         place: tuple[CodeType | None, int],
         inside: int | None = None,
     ) -> ObservedCall | None:
-        """Reports the start of a call to the observer, if any; for `inside` see ObservedCall."""
+        """Begins a call that is off the fast path: keeps its arguments, and reports it to the
+        observer, if any. For `inside` see ObservedCall.
+        """
+        if kind is not CallKind.READ:
+            self.keep_args(args, kwargs)
         if self.observer is None:
             return None
         first = len(self.rows)
@@ -516,7 +481,7 @@ class Recorder(Rows, TorchFunctionMode):
     def for_thread(self, code: CodeType, started_by: FrameType | None) -> Self:
         """A recorder for a new thread that `code` runs; it shares all records with this one."""
         own = copy.copy(self)
-        own.operator = own.collected = own._kept_args = None
+        own.operator = own.collected = None
         own.is_inlining = False
         own.thread_code, own.thread_place = code, self.user_code(started_by)
         own.observer = None if self.observer is None else self.observer.for_thread()

@@ -2,12 +2,12 @@
 
 import weakref
 from collections.abc import Container, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
 
-from torchlens._capture.arguments import Kept, unwrap, without_flat_tensors, without_tensors
-from torchlens._capture.entries import TensorEntries
+from torchlens._capture.entries import TensorEntries, take_apart
 from torchlens._capture.gradients.backward_hooks import node_of
 from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
 from torchlens._capture.memory.saved_values import Memory, version_of
@@ -15,12 +15,31 @@ from torchlens._capture.observer import Observer
 from torchlens._recording.operations import OUTPUT, Kind, Operation
 from torchlens._recording.recording import MadeCall, References, located, make_call, make_row
 from torchlens._recording.regions import region_of, shape_of, storage_of
-from torchlens._recording.trees import plain_tensors, same_with
+from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors, same_with
 from torchlens._recording.view_tree import Slice
 
 Tensor = torch.Tensor
 _DEEP = 5_000  # entries
 _SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
+
+
+class Kept(list[Tensor]):
+    """A saved argument: one tensor, in a place where it can be replaced by its copy."""
+
+
+def unwrap(tree: Any) -> Any:
+    """Saved arguments with each tensor in its own place again."""
+    if isinstance(tree, Kept):
+        return tree[0]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(unwrap, tree))
+    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+        return type(tree)(map(unwrap, tree))
+    if isinstance(tree, dict):
+        return {key: unwrap(item) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(unwrap(getattr(tree, name)) for name in SLICE_BOUNDS))
+    return tree
 
 
 class Rows(TensorEntries):
@@ -39,7 +58,7 @@ class Rows(TensorEntries):
         observer: Observer | None = None,
         max_nodes: int | None = None,
     ) -> None:
-        super().__init__(memory, gradients)
+        super().__init__(memory, gradients, observer)
         # Until `complete`, the last rows may hold only their first nine fields.
         self.rows: list[Any] = []
         # Leaves that require gradients: inputs, buffers, and tensors on which the model sets
@@ -57,14 +76,11 @@ class Rows(TensorEntries):
         # Entries that wrote to views without a node in autograd's graph: under no_grad, or several
         # in one call.
         self.hidden_writes: set[int] = set()
-        self.observer = observer
-        # While not None, calls are not recorded; this collects the entries they read.
-        self.collected: dict[int, None] | None = None
         self._saves = saves
         self.saves_all = saves is True
         self._keeps_args = keeps_args
         # The saved arguments of the current call.
-        self._kept_args: tuple[Any, Any] | None = None
+        self._kept_args: tuple[Any, Any] = ((), {})
         self._max_nodes = max_nodes
         # Fast path: if everything is saved, `complete` fills in shape, dtype and storage later. If
         # not, `_append_unsaved` writes complete rows.
@@ -122,21 +138,22 @@ class Rows(TensorEntries):
     def _is_saved(self, entry: int) -> bool:
         return self._saves if isinstance(self._saves, bool) else entry in self._saves
 
-    def add_outside(self, tensor: Tensor) -> int:
-        """Adds a parameter or constant, which is no entry; returns its number (negative)."""
-        self.outside.append(tensor)
-        number = -len(self.outside)
-        self._entry_of_id[id(tensor)] = number
-        self._note_inner(number, tensor)
-        if tensor.requires_grad:
-            self.trained.add(number)
-        if self.gradients is not None:
-            self.gradients.watch_source(number, tensor)
-        if self.observer is not None and self.collected is None:
-            self.observer.add(number, tensor)
-        return number
-
     # -- operations
+
+    def made_call(
+        self,
+        operation: Operation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        references: References,
+        place: tuple[CodeType | None, int],
+        seconds: float = 0.0,
+    ) -> MadeCall:
+        """A call of the current module, for `append`. Rows keep no tensors, nor lists that the
+        model may change.
+        """
+        kept, kept_kwargs = take_apart(args, (), {}), take_apart(kwargs, (), {})
+        return MadeCall(operation, kept, kept_kwargs, references, self.module_call, *place, seconds)
 
     def append(
         self,
@@ -156,16 +173,10 @@ class Rows(TensorEntries):
         entry = len(self.rows)
         saves = self._is_saved(entry)
         if self._keeps_args and saves:
-            self.saved_args[entry] = self._kept_args or self._keep_args(call.args, call.kwargs)
-        # The row must not keep tensors alive, nor refer to lists that the model may change.
-        args, kwargs = call.args, call.kwargs
-        if type(call.references) is dict:
-            args, kwargs = without_tensors(args), without_tensors(kwargs)
-        else:
-            args = without_flat_tensors(args)
+            self.saved_args[entry] = self._kept_args
         self.memory.add(tensor, saves, is_finished)
         result = (output_index, shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor))
-        self.rows.append(make_row((call.operation, args, kwargs, *call[3:], *result)))
+        self.rows.append(make_row((*call, *result)))
         if not is_finished and not call.references:
             self.received.add(entry)
         if is_end:
@@ -216,7 +227,6 @@ class Rows(TensorEntries):
             if operation.is_inplace and operation.kind is Kind.OPERATION:
                 self._note_changed(first, written, call)
             self._note_writes(first, written)
-        self._kept_args = None
 
     def append_short(
         self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool = False
@@ -351,29 +361,6 @@ class Rows(TensorEntries):
 
     # -- arguments
 
-    def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
-        """Maps the position of each tensor argument to its entry or parameter; adds unknown
-        tensors.
-        """
-        found = {}
-        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
-            self.memory.before_random(kwargs["generator"])
-        for arguments in (args, kwargs):
-            for path, tensor in plain_tensors(arguments):
-                if path[0] == "out":  # written, not read
-                    continue
-                found[path[0] if len(path) == 1 else path] = self._reference_to(tensor)
-        return found
-
-    def _reference_to(self, tensor: Tensor) -> int:
-        number = self._entry_at(id(tensor))  # as in `number_of`
-        if number is not None:
-            origin = self._origin_of(number)
-            if origin is None or origin() is tensor:
-                return number
-        number = self.meet(tensor)
-        return self.add_outside(tensor) if number is None else number
-
     def watch_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Hooks the arguments that are views, whose autograd node may have changed."""
         assert self.gradients is not None
@@ -383,15 +370,17 @@ class Rows(TensorEntries):
                 if entry is not None and entry >= 0:
                     self.gradients.watch_again(entry, tensor, len(self.rows))
 
-    def _keep_args(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
-        """The arguments of the call; their tensors are copied before their memory is written."""
+    def keep_args(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Keeps the arguments of the next rows; their tensors are copied before a write."""
+        if not self._keeps_args:
+            return
 
         def keep(tensor: Tensor) -> list[Tensor]:
             holder = Kept([tensor])
             self.memory.watch_argument(holder, 0)
             return holder
 
-        return same_with(args, keep), same_with(kwargs or {}, keep)
+        self._kept_args = same_with(args, keep), same_with(kwargs or {}, keep)
 
     # -- completion
 

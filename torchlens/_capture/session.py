@@ -13,12 +13,12 @@ import torch
 
 from torchlens._capture.current import CURRENT
 from torchlens._capture.distributed.collectives import finish_collectives, record_functional
-from torchlens._capture.distributed.sharding import know_whole, parameter_pairs
+from torchlens._capture.distributed.sharding import ShardedPair, know_whole, parameter_pairs
 from torchlens._capture.gradients.backward_calls import gradients_left
 from torchlens._capture.gradients.backward_hooks import next_sequence
 from torchlens._capture.gradients.entry_gradients import GradientHooks
-from torchlens._capture.memory.freed_memory import Afterwards, freed_memory
-from torchlens._capture.memory.memory_watch import MemoryWatch, Outflow, OutflowWatch
+from torchlens._capture.memory.outflow import Outflow, OutflowWatch
+from torchlens._capture.memory.process_memory import Afterwards, MemoryWatch, freed_memory
 from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.model_parts import Attributes, KeptAttributes, parts_of
 from torchlens._capture.module_tracker import ModuleTracker
@@ -30,6 +30,7 @@ from torchlens._capture.patches.patching import (
     begin_eager,
     end_eager,
     is_compiler_there,
+    is_distributed,
     undo_patches,
 )
 from torchlens._capture.recorder import Recorder
@@ -119,7 +120,7 @@ class Session:
         try:
             result = self._run_logged(args, kwargs, start)
             self._returns_data = holds_data(result)
-            outliving += finish_collectives(self._recorder)
+            outliving += self._finish_collectives()
             for path, tensor in named_tensors(result):
                 self._outputs.append((path, self._recorder.add_output(tensor)))
                 outliving.append(tensor)
@@ -127,7 +128,7 @@ class Session:
             return result
         except BaseException as error:
             self._recorder.failures.settle(error)
-            outliving += finish_collectives(self._recorder)
+            outliving += self._finish_collectives()
             # The traceback refers to this session, and the session to what was computed.
             self._afterwards = Afterwards()
             raise
@@ -170,12 +171,15 @@ class Session:
             finally:
                 self._leave(compiled)
 
+    def _finish_collectives(self) -> list[torch.Tensor]:
+        return finish_collectives(self._recorder) if self._recorder.unfinished else []
+
     def _settle(self, outliving: list[torch.Tensor]) -> None:
-        outliving += [
-            pair.whole for pair in parameter_pairs(self._parts.modules) if pair.whole is not None
-        ]
-        outliving += gradients_left(self._recorder)
-        order_module_calls(self._tracker)
+        outliving += [pair.whole for pair in self._sharded_pairs() if pair.whole is not None]
+        if self._recorder.differentiated:
+            outliving += gradients_left(self._recorder)
+        if self._tracker.is_shared:
+            order_module_calls(self._tracker)
         self._recorder.finish(
             [*outliving, *(tensor for _, _, tensor in self._unseen.met)], self._wanted
         )
@@ -188,7 +192,8 @@ class Session:
         return finished(self.model(*args, **kwargs))
 
     def _leave(self, compiled: list[tuple[Any, Any]]) -> None:
-        end_branches(self._tracker)
+        if self._tracker.is_shared:
+            end_branches(self._tracker)
         CURRENT.tracker = None
         remove_mode(self._recorder)
         for module, implementation in compiled:
@@ -201,12 +206,13 @@ class Session:
         tensors.
         """
         recorder, parts = self._recorder, self._parts
-        pairs = list(parameter_pairs(parts.modules))
+        pairs = self._sharded_pairs()
         in_pieces = {id(pair.whole): pair.parameter for pair in pairs}
         parts.params[:] = [in_pieces.get(id(parameter), parameter) for parameter in parts.params]
         for parameter in parts.params:
             recorder.add_outside(parameter)
-        know_whole(recorder, pairs)
+        if pairs:
+            know_whole(recorder, pairs)
         sources: list[torch.Tensor] = list(parts.params)
         for path, tensor in named_inputs(self.model, args, kwargs):
             entry = recorder.number_of(tensor)
@@ -226,6 +232,9 @@ class Session:
             self._kept_attributes = KeptAttributes(parts.modules)
         self._memory.begin_operations(sources)
         return sources
+
+    def _sharded_pairs(self) -> list[ShardedPair]:
+        return list(parameter_pairs(self._parts.modules)) if is_distributed() else []
 
     def restore_memory(self) -> None:
         """Restores inputs and the model's tensors to their state before the pass; needs
@@ -290,7 +299,7 @@ class Session:
             reads=recorder.reads,
             returns_data=self._returns_data,
             param_stand_ins=recorder.param_stand_ins,
-            branches=row_branches(tracker),
+            branches=row_branches(tracker) if tracker.is_shared else [],
             trained=recorder.trained,
             joint_params=recorder.joint_params,
             received=recorder.received,

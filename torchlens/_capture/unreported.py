@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.arguments import TENSORS
+from torchlens._capture.entries import TENSORS
 from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.model_parts import Attributes
 from torchlens._capture.observer import CallKind
@@ -25,7 +25,7 @@ from torchlens._recording.operations import (
     Operation,
     named_operation,
 )
-from torchlens._recording.recording import MadeCall, References
+from torchlens._recording.recording import References
 from torchlens._recording.wrappers import inner_of
 
 Tensor = torch.Tensor
@@ -66,9 +66,7 @@ def record_opaque(
     for entry in collected:
         if entry not in known:
             references["captured", entry] = entry
-    call = MadeCall(
-        operation, (arguments,), None, references, recorder.module_call, *place, seconds
-    )
+    call = recorder.made_call(operation, (arguments,), None, references, place, seconds)
     with torch._C.DisableTorchFunction():
         recorder.append_results(call, result, ())
         recorder.end_observed(observed, result)
@@ -84,9 +82,7 @@ def record_identity(recorder: Recorder, tensor: Tensor) -> int:
         )
         if recorder.gradients is not None:
             recorder.watch_arguments((tensor,), None)
-        call = MadeCall(
-            IDENTITY, (tensor,), None, (entry_before,), recorder.module_call, None, 0, 0.0
-        )
+        call = recorder.made_call(IDENTITY, (tensor,), None, (entry_before,), (None, 0))
         recorder.append(call, tensor, None)
         recorder.end_observed(observed, tensor)
     return entry
@@ -106,11 +102,8 @@ def record_made(
         observed = recorder.begin_observed(
             CallKind.FUNCTION, operation, args, kwargs, references, (), place
         )
-        recorder.append(
-            MadeCall(operation, args, kwargs, references, recorder.module_call, *place, 0.0),
-            tensor,
-            None,
-        )
+        call = recorder.made_call(operation, args, kwargs, references, place)
+        recorder.append(call, tensor, None)
         recorder.end_observed(observed, tensor)
 
 
@@ -161,7 +154,7 @@ def tie_function(
                         recorder.memory.versions[entry] = version_of(tensor)
                 continue
             read = _read_inside(recorder, tensor, first) or references
-            call = MadeCall(operation, args, None, read, recorder.module_call, *place, 0.0)
+            call = recorder.made_call(operation, args, None, read, place)
             recorder.append(call, tensor, None if len(outputs) == 1 else index)
         recorder.end_observed(observed, outputs)
 
@@ -252,7 +245,6 @@ def _append(
 ) -> int:
     place = recorder.user_code(sys._getframe(2))
     entry = len(recorder.rows)
-    recorder.append(
-        MadeCall(operation, args, None, references, recorder.module_call, *place, 0.0), tensor, None
-    )
+    recorder.keep_args(args, None)
+    recorder.append(recorder.made_call(operation, args, None, references, place), tensor, None)
     return entry

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from torchlens._capture.gradients.entry_gradients import Gradients
-from torchlens._capture.memory.freed_memory import finalize, freed_memory
+from torchlens._capture.memory.process_memory import finalize, freed_memory
 from torchlens._capture.options import CaptureOptions
 from torchlens._recording.collector import without_collector
 from torchlens._recording.recording import Recording, Row

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import torch
 
-from torchlens._capture.memory.freed_memory import freed_memory
+from torchlens._capture.memory.process_memory import freed_memory
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import seed_generators
 from torchlens._jax.arrays import to_torch, with_jax_arrays

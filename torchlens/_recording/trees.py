@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -134,25 +134,20 @@ def holds_data(tree: Any) -> bool:
     return any(not isinstance(value, bool) for _, value in named_data(tree))
 
 
-def same_with(tree: Any, replace: Any, change: Any = None) -> Any:
-    """`tree` (lists, tuples, dicts, slices) with each tensor replaced by `replace(tensor)`, all
-    else by `change(it)`.
-    """
+def same_with(tree: Any, replace: Callable[[torch.Tensor], Any]) -> Any:
+    """`tree` (lists, tuples, dicts, slices) with each tensor replaced by `replace(tensor)`."""
 
     def same(item: Any) -> Any:
-        return same_with(item, replace, change)
+        return same_with(item, replace)
 
     if isinstance(tree, torch.Tensor):
         return replace(tree)
-    if isinstance(tree, torch.Size):
-        is_plain = change is None or all(type(size) is int for size in tree)
-        return tree if is_plain else tuple(map(change, tree))
-    if isinstance(tree, tuple):
-        return type(tree)(*map(same, tree)) if hasattr(tree, "_fields") else tuple(map(same, tree))
     if isinstance(tree, list):
         return list(map(same, tree))
+    if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
+        return type(tree)(*map(same, tree)) if hasattr(tree, "_fields") else tuple(map(same, tree))
     if isinstance(tree, dict):
         return {key: same(item) for key, item in tree.items()}
     if isinstance(tree, slice):
         return slice(*(same(getattr(tree, name)) for name in SLICE_BOUNDS))
-    return tree if change is None else change(tree)
+    return tree

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchlens._capture.distributed.collectives import num_collectives
-from torchlens._capture.memory.freed_memory import freed_memory
+from torchlens._capture.memory.process_memory import freed_memory
 from torchlens._capture.observer import Observer
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session, finished, seed_generators

@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.arguments import written_by
+from torchlens._capture.entries import written_by
 from torchlens._capture.observer import CallKind
 from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import Kind, Operation, layer_type, named_operation
-from torchlens._recording.recording import MadeCall
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import is_user_code
@@ -196,10 +195,9 @@ def _record(
     except BaseException as error:
         recorder.fail(error, operation, args, described, references, frame, observed)
         raise
-    call = MadeCall(
-        operation, args, described, references, recorder.module_call, *place, perf_counter() - start
-    )
+    seconds = perf_counter() - start
     with torch._C.DisableTorchFunction():
+        call = recorder.made_call(operation, args, described, references, place, seconds)
         # An operation that only sends has no result; its entry shows the tensor that was sent.
         result = given.get("out", given.get("both")) if written else given.get("in")
         # A call that writes several tensors in place counts as one operation per tensor: each reads
@@ -242,7 +240,7 @@ def record_functional(
     is_wait = operation.name == "wait_tensor"
     if is_wait:
         _finish_tensor(recorder, args[0] if args else (kwargs or {})["tensor"], seconds)
-    call = MadeCall(operation, args, kwargs, references, recorder.module_call, *place, seconds)
+    call = recorder.made_call(operation, args, kwargs, references, place, seconds)
     recorder.append_results(call, result, written, is_finished=is_wait)
     recorder.end_observed(observed, result)
     tensors = [tensor for _, tensor in plain_tensors(result)]

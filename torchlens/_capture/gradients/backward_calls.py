@@ -17,7 +17,6 @@ from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.observer import CallKind
 from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import named_operation
-from torchlens._recording.recording import MadeCall
 from torchlens._recording.trees import plain_tensors
 
 Tensor = torch.Tensor
@@ -63,7 +62,7 @@ def record_backward(
             each_reads.append(read)
             if leaf.grad is gradient:
                 written.append(gradient)
-        call = MadeCall(operation, args, kwargs, references, recorder.module_call, *place, seconds)
+        call = recorder.made_call(operation, args, kwargs, references, place, seconds)
         recorder.append_results(call, made, written, each_reads=each_reads)
         recorder.end_observed(observed, made)
 

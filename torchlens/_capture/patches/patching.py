@@ -99,8 +99,13 @@ def apply_patches(user: object) -> None:
             group.users.add(user)
         _MODULES.apply(MODULE_PATCHES)
         _TORCH.apply(_TORCH_PATCHES)
-        if not _DISTRIBUTED.is_applied and (patches := distributed_patches()):
-            _DISTRIBUTED.apply(patches)
+        if is_distributed() and not _DISTRIBUTED.is_applied:
+            _DISTRIBUTED.apply(distributed_patches())
+
+
+def is_distributed() -> bool:
+    """True if this process is one of several that torch.distributed connects."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def apply_module_patches(user: object) -> None:

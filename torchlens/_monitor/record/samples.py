@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens._recording.process_memory import memory_at
+from torchlens._capture.memory.process_memory import memory_at
 from torchlens._recording.wrappers import local_value, why_valueless
 
 SAMPLE_SIZE = 1024
