@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import random
 from typing import Any
 
@@ -221,3 +223,14 @@ def test_options_for_inputs_need_inputs(options: dict[str, Any]):
         ValueError, match=r"repeats and backward need inputs: profile\(model, x, repeats=3\)"
     ):
         tl.profile(nn.Linear(2, 2), **options)
+
+
+def test_the_first_profile_of_a_tiny_model_is_quick():
+    """Without sympy, which torch imports to check a gradient that is given to `backward`."""
+    code = """
+import sys, torch, torchlens
+p = torchlens.profile(torch.nn.Linear(3, 4), torch.rand(2, 3))
+print("sympy" in sys.modules, p.steps[0].num_backward_passes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False 1\n"

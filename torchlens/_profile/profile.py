@@ -334,7 +334,7 @@ def _run(
     outputs = [tensor for _, tensor in named_tensors(result) if tensor.requires_grad]
     if outputs:
         try:
-            torch.autograd.backward(outputs, [_made_up_gradient(tensor) for tensor in outputs])
+            torch.autograd.backward([_made_up_loss(output) for output in outputs])
         except RuntimeError as error:  # autograd's; exceptions of the model go through
             raise _BackwardFailedError(error) from error
     elif backward:
@@ -344,20 +344,20 @@ def _run(
         )
 
 
-def _made_up_gradient(output: torch.Tensor) -> torch.Tensor:
-    """A gradient as a loss might send it back: of norm about 1, however large the output is.
+def _made_up_loss(output: torch.Tensor) -> torch.Tensor:
+    """A number whose gradient is like that of a loss: of norm about 1, however large the output is.
 
-    Its values differ, because equal ones become zero behind a normalisation or a softmax.
+    Its values differ, because equal ones become zero behind a normalisation or a softmax. (Giving
+    the gradient to `backward` instead would make torch import sympy, which takes seconds.)
     """
-    if output.layout is not torch.strided or output.is_nested or not output.is_floating_point():
-        return torch.ones_like(output)
+    if output.is_complex():
+        output = torch.view_as_real(output)
+    if output.layout is not torch.strided or output.is_nested:
+        return output.to_dense().sum() if output.is_sparse else output.values().sum()
     count = output.numel()
-    gradient = (
-        torch.arange(count, device=output.device, dtype=torch.float32)
-        .cos_()
-        .div_(max(1, count) ** 0.5)
-    )
-    return gradient.view(output.shape).to(output.dtype)
+    places = torch.arange(count, device=output.device, dtype=torch.float32)
+    weights = places.cos_().div_(max(1, count) ** 0.5)
+    return (output * weights.view(output.shape).to(output.dtype)).sum().float()
 
 
 class _BackwardFailedError(Exception):
