@@ -44,7 +44,7 @@ def test_each_node_is_written_down_in_the_order_it_ran() -> None:
     watch.watch([loss])
     loss.backward()
     assert names(watch) == ["SumBackward0", "SinBackward0", "MulBackward0", "AccumulateGrad"]
-    assert all(run.start <= run.end and run.start_ns <= run.end_ns for run in watch.runs)
+    assert all(run.start <= run.end for run in watch.runs)
     assert all(
         one.end <= other.start for one, other in zip(watch.runs, watch.runs[1:], strict=False)
     )

@@ -78,7 +78,7 @@ FAILURES: list[tuple[Any, str]] = [
     (model_watcher.ModelWatcher, "_enter"),
     (model_watcher.ModelWatcher, "_leave"),
     (model_watcher.ModelWatcher, "_begin_step"),
-    (model_watcher, "facts_of"),
+    (model_watcher.ModelWatcher, "_facts_of"),
     (model_watcher, "saved_storages"),
     (ledger, "_note_arrival"),
     (model_watcher, "named_tensors"),
@@ -452,6 +452,37 @@ def test_backward_passes_that_only_meet_at_the_parameters_are_not_the_models(by)
         loss.backward()
     assert p.steps[0].num_backward_passes == 1
     assert [len(call.backward_spans) for call in p.calls] == [1] * 4
+
+
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_a_backward_pass_of_another_thread_through_what_made_the_input_is_not_the_models(level):
+    """Its nodes have the numbers that those of the model have in this thread."""
+    made = []
+
+    def in_thread(function):
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+
+    def compute():
+        x = torch.rand(2, 4, requires_grad=True)
+        for _ in range(50):
+            x = x * 1.01
+        made.append(x)
+
+    model = MLP()
+    with tl.profile(model, level=level) as p:
+        in_thread(compute)
+        loss = model(made[0]).sum()
+        in_thread(lambda: (made[0] * 1).sum().backward(retain_graph=True))
+        loss.backward(retain_graph=True)
+    assert p.steps[0].num_backward_passes == 1
+    assert [len(call.backward_spans) for call in p.calls] == [1] * 4
+    assert p["fc1"].calls[0].grad_in_shapes == [(2, 4)]
+    with tl.profile(model, level=level) as p:
+        model(made[0])
+        in_thread(lambda: (made[0] * 1).sum().backward(retain_graph=True))
+    assert [call.backward_seconds for call in p.calls] == [None] * 4
 
 
 @pytest.mark.parametrize("level", ["module", "operation"])

@@ -83,7 +83,8 @@ OPTIONS = [
 def test_hooks_of_the_profile_are_in_no_time_of_a_light_step(clock, monkeypatch, options):
     model = working(clock)
     # Everything that the profile does before and after a call is slow.
-    monkeypatch.setattr(model_watcher, "facts_of", clock.slow(ledger.facts_of, 100.0))
+    watcher = model_watcher.ModelWatcher
+    monkeypatch.setattr(watcher, "_facts_of", clock.slow(watcher._facts_of, 100.0))
     monkeypatch.setattr(model_watcher, "named_tensors", clock.slow(trees.named_tensors, 50.0))
     storages = allocators.saved_storages
     monkeypatch.setattr(model_watcher, "saved_storages", clock.slow(storages, 30.0))
@@ -159,16 +160,14 @@ def call_of(index):
     return ledger.MeasuredCall(index, step, f"m{index}", "Module", None)
 
 
-def run_of(sequence, start, end, task=0, own_start=0.0, own_end=0.0):
-    return NodeRun(sequence, None, "", start, end, 0, 0, 0, task, own_start, own_end)
+def run_of(number, start, end, task=0, own_start=0.0, own_end=0.0):
+    return NodeRun(0, None, "", start, end, number, task, own_start, own_end)
 
 
 def test_the_time_between_two_backward_nodes_belongs_to_the_next():
     written = ledger.Ledger(nn.Identity(), ProfileOptions(), Problems())
     first, second = call_of(0), call_of(1)
-    written.enter_nodes(0, first)
-    written.enter_nodes(10, second)
-    written.enter_nodes(20, None)
+    written.makers.update({5: first, 15: second})
     runs = [
         run_of(25, 0.0, 1.0),  # the loss
         # 1.0 since the last, half of which was spent in hooks
@@ -176,10 +175,7 @@ def test_the_time_between_two_backward_nodes_belongs_to_the_next():
         run_of(5, 9.0, 9.5, task=1, own_start=0.5, own_end=0.5),  # inside the next
         run_of(5, 4.0, 10.0, own_start=0.5, own_end=1.5),
     ]
-    charged = [
-        (call.index, seconds)
-        for _, call, seconds in ledger._charges(written, first.measured_step, runs)
-    ]
+    charged = [(call.index, seconds) for _, call, seconds in ledger._charges(written, runs)]
     assert [index for index, _ in charged] == [1, 0, 0]
     assert [seconds for _, seconds in charged] == pytest.approx([1.5, 0.5, 5.5])
 

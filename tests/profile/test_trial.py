@@ -2,9 +2,9 @@
 
 import copy
 import pickle
+import random
 import subprocess
 import sys
-import random
 from typing import Any
 
 import numpy as np

@@ -10,12 +10,12 @@ import ctypes
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter, methodcaller
 from pathlib import Path
-from time import time_ns
+from time import perf_counter, time_ns
 from typing import Any, TypeAlias
 
 import torch
@@ -93,17 +93,20 @@ def _stepping_aside(original: Callable[..., Any]) -> Callable[..., Any]:
 # The most bytes at one time, and those at the end, both above what was allocated at the beginning;
 # None, None if that is not known.
 MemoryUse: TypeAlias = tuple[int, int] | tuple[None, None]
+Span: TypeAlias = tuple[float, float]  # by `perf_counter`
 
 
 class Timeline:
     """How many bytes were allocated at each moment, counted from when listening began."""
 
-    def __init__(self, events: Sequence[tuple[int, int]], start: int = 0, end: int = 0) -> None:
+    def __init__(
+        self, events: Sequence[tuple[float, int]], start: float = 0.0, end: float = 0.0
+    ) -> None:
         self._times = [time for time, _ in events]
         self._levels = [0, *accumulate(num_bytes for _, num_bytes in events)]
         self._start, self._end = start, end
 
-    def between(self, start: int, end: int) -> MemoryUse:
+    def between(self, start: float, end: float) -> MemoryUse:
         """In a span of time; not known unless the allocators were heard during all of it."""
         if start < self._start or end > self._end:
             return None, None
@@ -124,7 +127,8 @@ class AllocatorWatch:
         self.thread = 0  # that listens
         self._is_on = False
         self._events: Any = ()  # as torch gives them: a list for each thread
-        self._start_ns = self._end_ns = 0
+        self._start = self._end = 0.0
+        self._clock_offset = 0.0  # of torch's clock
         # Size → blocks of that size that have been allocated and not freed.
         self._outstanding: Counter[int] = Counter()
 
@@ -144,13 +148,14 @@ class AllocatorWatch:
         self._is_on = True
         _enable(config)
         _report_operations(False)
-        self._start_ns = time_ns()
+        self._start = perf_counter()
+        self._clock_offset = time_ns() / 1e9 - self._start
         return True
 
     def pause(self) -> None:
         """Ends listening, so that another profiler can start. May be called again."""
         if self._is_on:
-            self._end_ns = time_ns()
+            self._end = perf_counter()
             _report_operations(True)
             if torch._C._autograd._profiler_enabled():
                 self._events = _disable()
@@ -166,21 +171,26 @@ class AllocatorWatch:
             if not _listening:
                 _take_away()
 
-    def timeline(self, ignored: Sequence[tuple[int, int]]) -> Timeline:
+    def timeline(self, ignored: Sequence[Span]) -> Timeline:
         """What was reported since `start`, in order, without the `ignored` spans of time."""
-        events: list[tuple[int, int]] = []
-        for thread in self._events:
-            events += filter(itemgetter(1), map(_moment_and_bytes, thread))
+        events = [self._moment_and_bytes(event) for thread in self._events for event in thread]
         events.sort(key=itemgetter(0))
-        found: list[tuple[int, int]] = []
-        own = _joined(ignored)
+        own = joined(ignored)
         starts = [start for start, _ in own]
-        for time, num_bytes in events:
-            if self._is_ours(num_bytes) and not _is_within(time, starts, own):
-                found.append((time, num_bytes))
-        timeline = Timeline(found, self._start_ns, self._end_ns)
-        self._events, self._start_ns, self._end_ns = (), 0, 0
+        found = [
+            (time, num_bytes)
+            for time, num_bytes in events
+            if num_bytes and self._is_ours(num_bytes) and not _is_within(time, starts, own)
+        ]
+        timeline = Timeline(found, self._start, self._end)
+        self._events, self._start, self._end = (), 0.0, 0.0
         return timeline
+
+    def _moment_and_bytes(self, event: Any) -> tuple[float, int]:
+        num_bytes = _cpu_bytes(event)
+        if not num_bytes and torch.cuda.is_available():
+            num_bytes = event.cuda_memory_usage()
+        return event.start_us() / 1e6 - self._clock_offset, num_bytes
 
     def _is_ours(self, num_bytes: int) -> bool:
         """Whether an event is of memory that was allocated since measuring began.
@@ -194,16 +204,9 @@ class AllocatorWatch:
         return True
 
 
-def _moment_and_bytes(event: Any) -> tuple[int, int]:
-    num_bytes = _cpu_bytes(event)
-    if not num_bytes and torch.cuda.is_available():
-        num_bytes = event.cuda_memory_usage()
-    return int(event.start_us() * 1000), num_bytes
-
-
-def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def joined(spans: Iterable[Span]) -> list[Span]:
     """The same moments in spans that do not overlap, in order."""
-    found: list[tuple[int, int]] = []
+    found: list[Span] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])
@@ -212,7 +215,7 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _is_within(time: int, starts: list[int], spans: Sequence[tuple[int, int]]) -> bool:
+def _is_within(time: float, starts: list[float], spans: Sequence[Span]) -> bool:
     position = bisect_right(starts, time) - 1
     return position >= 0 and time <= spans[position][1]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import time_ns
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -160,7 +160,7 @@ class Checks:
         if self._checking is Checking.NOTHING:
             return
         if info.parameter is None:
-            key = info.sequence
+            key = info.number
             self._num_nodes += 1
             self._arriving[key] = gradients, self._num_nodes
         else:
@@ -193,9 +193,9 @@ class Checks:
         """A node has made gradients."""
         if self._checking is Checking.NOTHING or info.parameter is not None:
             return
-        arrived, number = self._arriving.pop(info.sequence, ((), self._num_nodes))
+        arrived, number = self._arriving.pop(info.number, ((), self._num_nodes))
         made_of = GradientSources(arrived, list, number != self._num_nodes)
-        call = self._ledger.owner_of(info.sequence)
+        call = self._ledger.makers.get(info.number)
         if call is not None:
             self._show(self._look_at_made, call, info, gradients, made_of)
 
@@ -226,7 +226,7 @@ class Checks:
         checker = self._checker
         if checker is None:
             return
-        start_ns = time_ns()
+        start = perf_counter()
         has_grad = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(False)
@@ -241,7 +241,7 @@ class Checks:
                 torch._C._set_grad_enabled(has_grad)
             finally:  # once more, for an interrupt may cut the first short
                 torch._C._set_grad_enabled(has_grad)
-            self._ledger.own_spans.append((start_ns, time_ns()))
+            self._ledger.own_spans.append((start, perf_counter()))
 
 
 def _are_finite(tensors: list[Tensor]) -> bool:

@@ -1,4 +1,7 @@
-"""What is written down while a model is measured: steps, calls of modules, operations."""
+"""What is written down while a model is measured: steps, calls of modules, operations; and what the
+backward passes of a step are charged to. Times are those of `perf_counter` until the records are
+completed.
+"""
 
 from bisect import bisect_right
 from collections import Counter
@@ -9,43 +12,20 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from torchlens._capture.gradients.backward_hooks import NodeRun, sequence_of
+from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._health.checking import Checking
 from torchlens._history.log import Log
-from torchlens._profile.allocators import Timeline, storages_of
+from torchlens._profile.allocators import Span, Timeline, joined, storages_of
 from torchlens._profile.model_modules import ModelModules
 from torchlens._profile.profile_options import ProfileOptions
 from torchlens._profile.records import CallRecord, OperationRecord, ProfiledStep, Signature
 from torchlens._recording.recording import Recording, References
-from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import plain_tensors
 from torchlens._text.problems import Problems
 
-# Shape, bytes, and where the gradient of a tensor arrives: at a node of autograd's graph, known by
-# its sequence number, or at a leaf, known by -1 - its id. None: its gradient is not watched.
+# Shape, bytes, and where the gradient of a tensor arrives: at a node of autograd's graph, by the
+# number it has in the watch, or at a leaf, by -1 - its id. None: its gradient is not watched.
 TensorFacts: TypeAlias = tuple[tuple[int, ...], int, int | None]
-
-
-def facts_of(tensors: Sequence[torch.Tensor], has_keys: bool) -> list[TensorFacts]:
-    """What is noted of the tensors that enter or leave a module."""
-    return [
-        (
-            shape_of(tensor),
-            bytes_of(tensor),
-            _gradient_key(tensor) if has_keys and tensor.requires_grad else None,
-        )
-        for tensor in tensors
-    ]
-
-
-@dataclass(slots=True)
-class PassSpan:
-    """The part of a backward pass that a call takes, by two clocks."""
-
-    start: float
-    end: float
-    start_ns: int
-    end_ns: int
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -55,9 +35,12 @@ class MeasuredStep(ProfiledStep):
     signature: Signature
     wants_log: bool = False
     checking: Checking = Checking.NOTHING
+    start: float = 0.0
+    end: float = 0.0
+    forward_end: float = 0.0
     calls: list["MeasuredCall"] = field(default_factory=list)
     passes: dict[str, int] = field(default_factory=dict)  # address → calls so far
-    around_ns: int = 0  # what a capture session took before and after the model
+    around_seconds: float = 0.0  # what a capture session took before and after the model
     is_logged: bool = False  # whether all of it ran under the log, and each operation was checked
     is_deep: bool = False  # it calls so many modules that some backward nodes are not watched
     backward_tasks: set[int] = field(default_factory=set)  # the backward passes through it
@@ -74,6 +57,8 @@ class MeasuredOperation(OperationRecord):
     """
 
     last: int
+    start: float
+    end: float
     sequence: int
     sequence_end: int
     # of custom autograd functions whose result it made; they have other numbers
@@ -93,6 +78,11 @@ class MeasuredOperation(OperationRecord):
             for size in made.shape:
                 count *= max(size, 0)
             self.num_bytes += count
+
+    @property
+    def nodes(self) -> list[int]:
+        """The sequence numbers of its backward nodes."""
+        return [*range(self.sequence, self.sequence_end), *self.function_nodes]
 
 
 class LoggedRun(NamedTuple):
@@ -117,6 +107,7 @@ class MeasuredCall(CallRecord):
     own_start = own_end = 0.0
     sequence = 0  # of the first backward node that it makes
     backward_self: float | None = None
+    original: "MeasuredCall | None" = None  # the call that it repeats, in a backward pass
     run: LoggedRun | None = None  # of a call from outside
     own_flops: int | None = None
     own_flops_backward: int | None = None
@@ -128,16 +119,12 @@ class MeasuredCall(CallRecord):
         address: str,
         module_type: str,
         around: "MeasuredCall | None",
-        original: "MeasuredCall | None" = None,
     ) -> None:
-        self.index, self.measured_step = index, measured_step
-        self.step = measured_step.number
-        self.address, self.module_type = address, module_type
-        self.around, self.original = around, original  # it repeats `original`, in a backward pass
-        self.parent = None if around is None else around.index
-        self.depth = 0 if around is None else around.depth + 1
-        self.is_recomputed = original is not None
-        self.spans: dict[int, PassSpan] = {}  # by backward pass
+        self.index, self.measured_step, self.around = index, measured_step, around
+        self.address, self.module_type, self.step = address, module_type, measured_step.number
+        if around is not None:
+            self.parent, self.depth = around.index, around.depth + 1
+        self.spans: dict[int, Span] = {}  # by backward pass
         self.saved: dict[int, int] = {}  # storage → bytes
 
 
@@ -149,50 +136,36 @@ class Ledger:
         self.options = options
         self.problems = problems
         self.modules = ModelModules(model)
-        self.start_ns = 0
+        self.start = 0.0
         self.steps: list[MeasuredStep] = []
         self.calls: list[MeasuredCall] = []
         self.current: MeasuredCall | None = None  # the innermost call that is running
-        # Of this step, by `time_ns`: memory allocated in these spans is the profile's own.
-        self.own_spans: list[tuple[int, int]] = []
-        # Where gradients arrived, as in `TensorFacts`, and how often.
-        self.arrived: Counter[int] = Counter()
+        self.own_spans: list[Span] = []  # of this step: memory allocated then is the profile's own
+        # Backward nodes: number in the watch → the call that made it; None: outside the model.
+        self.makers: dict[int, MeasuredCall | None] = {}
+        self.arrived: set[int] = set()  # where gradients arrived, as in `TensorFacts`
+        self.num_runs: Counter[int] = Counter()  # of the model's nodes, by sequence number
         self.left_out: set[int] = set()  # nodes that did not compute all gradients that they can
         self.num_gradients: Counter[int] = Counter()  # by the id of a parameter
         self._operations: list[MeasuredOperation] = []
         self._sequences: list[int] = []  # of the operations
         self._function_operations: dict[int, MeasuredOperation] = {}  # by `function_nodes`
-        # From which sequence number on which call makes nodes.
-        self._owner_sequences: list[int] = []
-        self._owners: list[MeasuredCall | None] = []
         self._parameter_calls: dict[int, MeasuredCall] = {}
         self._num_calls_then = 0  # how many calls there were when that was found
 
-    # -- backward nodes
-
-    def enter_nodes(self, sequence: int, call: MeasuredCall | None) -> None:
-        """From `sequence` on, nodes are made by `call`. They are numbered as they are made."""
-        self._owner_sequences.append(sequence)
-        self._owners.append(call)
-
-    def owner_of(self, sequence: int) -> MeasuredCall | None:
-        """The innermost call that made a node; None for a node made outside the model."""
-        position = bisect_right(self._owner_sequences, sequence) - 1
-        return self._owners[position] if position >= 0 else None
-
-    def calls_of_parameters(self, step: MeasuredStep) -> dict[int, MeasuredCall]:
-        """For each parameter, the first of a step's calls of the module that owns it."""
-        first: dict[str, MeasuredCall] = {}
-        for call in step.calls:
-            first.setdefault(call.address, call)
-        owners = self.modules.owners.items()
-        return {parameter: first[address] for parameter, address in owners if address in first}
+    def ns(self, time: float) -> int:
+        """A time in nanoseconds from the beginning of the profile."""
+        return round((time - self.start) * 1e9)
 
     def parameter_call(self, parameter: int) -> MeasuredCall | None:
-        """The call that the gradient of a parameter (its id) belongs to."""
+        """The call that the gradient of a parameter (its id) belongs to: the first in the last step
+        of the module that owns it.
+        """
         if self._num_calls_then != len(self.calls):
             self._num_calls_then = len(self.calls)
-            self._parameter_calls = self.calls_of_parameters(self.steps[-1])
+            first = {call.address: call for call in reversed(self.steps[-1].calls)}
+            owners = self.modules.owners.items()
+            self._parameter_calls = {key: first[own] for key, own in owners if own in first}
         return self._parameter_calls.get(parameter)
 
     # -- operations
@@ -220,17 +193,15 @@ class Ledger:
         An operation without backward nodes ran in a checkpoint, which made them later: it has those
         of its module.
         """
-        nodes = [*range(operation.sequence, operation.sequence_end), *operation.function_nodes]
-        if not nodes:
+        if not operation.nodes:
             return min(len(self.calls[operation.call].spans), 1)
-        return max(self.arrived[node] for node in nodes)
+        return max(self.num_runs[node] for node in operation.nodes)
 
     def backward_flops(self, operation: MeasuredOperation, each: int | None) -> int | None:
         """FLOPs of all backward passes through an operation, `each` being those of a pass that
         computes all gradients.
         """
-        nodes = range(operation.sequence, operation.sequence_end)
-        if each is None or (each and not self.left_out.isdisjoint(nodes)):
+        if each is None or (each and not self.left_out.isdisjoint(operation.nodes)):
             return None
         return each * self.num_backward_passes(operation)
 
@@ -283,6 +254,7 @@ class Ledger:
             _make_plain(call, CallRecord)
         for step in self.steps:
             _make_plain(step, ProfiledStep)
+        self.makers.clear()
 
     def forget_all(self) -> None:
         """Removes everything that was written down."""
@@ -306,14 +278,6 @@ def bytes_of(tensor: Any) -> int:
         return 0
 
 
-def _gradient_key(tensor: torch.Tensor) -> int | None:
-    try:
-        node = tensor.grad_fn
-    except RuntimeError:  # a view whose base was written without autograd's knowledge
-        return None
-    return -1 - id(tensor) if node is None else sequence_of(node)
-
-
 # -- what a step did, once it is over
 
 
@@ -328,37 +292,39 @@ def charge_step(
     of the step are those from `first_call` on. Without a timeline, memory was not measured.
     """
     touched: dict[int, MeasuredCall] = {}
-    for run, maker, seconds in _charges(ledger, step, of_measured_steps(runs)):
+    own_runs = of_the_model(ledger, runs)
+    for run, maker, seconds in _charges(ledger, own_runs):
         call = maker.original or maker
         call.backward_self = (call.backward_self or 0.0) + seconds
         call.measured_step.backward_tasks.add(run.task)
         around: MeasuredCall | None = call
         while around is not None:
-            _extend(around.spans, run)
+            start, end = around.spans.get(run.task, (run.start, run.end))
+            around.spans[run.task] = min(start, run.start), max(end, run.end)
             touched[around.index] = around
             around = around.around
     for run in runs:
         _note_arrival(ledger, run)
     if timeline is not None:
         _charge_memory(ledger, step, timeline, first_call)
-        passes = {run.task for run in runs}
+        passes = {run.task for run in own_runs}
         for call in touched.values():
             own = [span for task, span in call.spans.items() if task in passes]
             _add_backward_memory(call, own, timeline)
 
 
-def of_measured_steps(runs: Sequence[NodeRun]) -> list[NodeRun]:
+def of_the_model(ledger: Ledger, runs: Sequence[NodeRun]) -> list[NodeRun]:
     """The runs of backward passes through steps that were measured.
 
-    Other passes are seen only where they give gradients to parameters, because all passes share the
-    nodes that do so.
+    Other passes are seen only where they give gradients to parameters and inputs, because all
+    passes share the nodes that do so.
     """
-    tasks = {run.task for run in runs if run.parameter is None}
+    tasks = {run.task for run in runs if ledger.makers.get(run.number) is not None}
     return [run for run in runs if run.task in tasks]
 
 
 def _charges(
-    ledger: Ledger, step: MeasuredStep, runs: Sequence[NodeRun]
+    ledger: Ledger, runs: Iterable[NodeRun]
 ) -> Iterator[tuple[NodeRun, MeasuredCall, float]]:
     """For each run of a node that belongs to a module call: the call, and the seconds charged to
     it.
@@ -370,7 +336,6 @@ def _charges(
     A node that adds to the gradient of a parameter belongs to the module that owns the parameter;
     if that was not called, to the call whose node ran before.
     """
-    parameter_calls = ledger.calls_of_parameters(step)
     before: MeasuredCall | None = None
     last_of_task: dict[int, NodeRun] = {}
     ended: list[tuple[float, float]] = []  # begin and seconds of runs, which may lie inside others
@@ -383,66 +348,40 @@ def _charges(
         while ended and ended[-1][0] >= begin:
             inside += ended.pop()[1]
         ended.append((begin, seconds))
-        if run.sequence >= 0:
-            call = before = ledger.owner_of(run.sequence)
+        if run.parameter is None:
+            call = before = ledger.makers.get(run.number)
         else:
-            call = parameter_calls.get(run.parameter or 0, before)
+            call = ledger.parameter_call(run.parameter) or before
         if call is not None:
             yield run, call, max(seconds - inside, 0.0)
 
 
 def _note_arrival(ledger: Ledger, run: NodeRun) -> None:
     """Counts the gradient that a node was given, and the time of the operation that made it."""
-    if run.sequence >= 0:
-        ledger.arrived[run.sequence] += 1
-    elif run.parameter is not None:
-        ledger.arrived[-1 - run.parameter] += 1
+    if run.parameter is not None:
+        ledger.arrived.add(-1 - run.parameter)
         ledger.num_gradients[ledger.modules.parameter_of(run.parameter)] += 1
-    operation = ledger.operation_at(run.sequence)
-    if operation is not None:
-        operation.backward_seconds = (operation.backward_seconds or 0.0) + run.seconds
-
-
-def _extend(spans: dict[int, PassSpan], run: NodeRun) -> None:
-    """Makes the span of the backward pass of a run include the run."""
-    span = spans.get(run.task)
-    if span is None:
-        spans[run.task] = PassSpan(run.start, run.end, run.start_ns, run.end_ns)
         return
-    if run.start < span.start:
-        span.start, span.start_ns = run.start, run.start_ns
-    if run.end > span.end:
-        span.end, span.end_ns = run.end, run.end_ns
-
-
-# -- memory
+    ledger.arrived.add(run.number)
+    if ledger.makers.get(run.number) is not None:
+        ledger.num_runs[run.sequence] += 1
+        operation = ledger.operation_at(run.sequence)
+        if operation is not None:
+            operation.backward_seconds = (operation.backward_seconds or 0.0) + run.seconds
 
 
 def _charge_memory(ledger: Ledger, step: MeasuredStep, timeline: Timeline, first_call: int) -> None:
     step.peak_bytes, step.added_bytes = timeline.whole
     for call in ledger.calls[first_call:]:
-        call.peak_bytes, call.added_bytes = timeline.between(call.start_ns, call.end_ns)
+        call.peak_bytes, call.added_bytes = timeline.between(call.start, call.end)
         for operation in call.run.operations if call.run is not None else ():
-            operation.peak_bytes, operation.added_bytes = timeline.between(
-                operation.start_ns, operation.end_ns
-            )
+            use = timeline.between(operation.start, operation.end)
+            operation.peak_bytes, operation.added_bytes = use
 
 
-def _add_backward_memory(call: MeasuredCall, spans: Sequence[PassSpan], timeline: Timeline) -> None:
-    found = [timeline.between(span.start_ns, span.end_ns) for span in _merged(spans)]
+def _add_backward_memory(call: MeasuredCall, spans: Iterable[Span], timeline: Timeline) -> None:
+    found = [timeline.between(start, end) for start, end in joined(spans)]
     if (None, None) not in found:
         for peak, added in found:
             call.peak_bytes_backward = max(call.peak_bytes_backward or 0, peak or 0)
             call.added_bytes_backward = (call.added_bytes_backward or 0) + (added or 0)
-
-
-def _merged(spans: Sequence[PassSpan]) -> list[PassSpan]:
-    """Spans in order, overlapping ones made one: a backward pass may run inside another."""
-    found: list[PassSpan] = []
-    for span in sorted(spans, key=lambda span: span.start):
-        if found and span.start <= found[-1].end:
-            if span.end > found[-1].end:
-                found[-1].end, found[-1].end_ns = span.end, span.end_ns
-        else:
-            found.append(PassSpan(span.start, span.end, span.start_ns, span.end_ns))
-    return found

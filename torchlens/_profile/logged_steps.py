@@ -7,7 +7,7 @@ user's code calls by itself is treated so at either level.
 """
 
 from collections.abc import Callable, Hashable
-from time import time_ns
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -60,11 +60,11 @@ class Marker(Observer):
         self._step, self._current_call = step, current_call
         self._checks = checks
         self._sequence = 0
-        self._start_ns = 0
+        self._start = 0.0
 
     def begin(self, call: ObservedCall) -> None:
         """Notes when the operation begins. Calls inside others are not reported."""
-        self._sequence, self._start_ns = next_sequence(), time_ns()
+        self._sequence, self._start = next_sequence(), perf_counter()
 
     def end(self, call: ObservedCall, result: Any) -> None:
         """Notes the operation, and has its result checked."""
@@ -78,7 +78,7 @@ class Marker(Observer):
 
     def mark(self, call: ObservedCall, result: Any) -> None:
         """Notes the operation that has just run."""
-        end_ns = time_ns()
+        end = perf_counter()
         if call.last > call.first:
             self.operations.append(
                 MeasuredOperation(
@@ -88,8 +88,8 @@ class Marker(Observer):
                     call=self._current_call(),
                     sequence=self._sequence,
                     sequence_end=next_sequence(),
-                    start_ns=self._start_ns,
-                    end_ns=end_ns,
+                    start=self._start,
+                    end=end,
                 )
             )
             if self._checks is not None:
@@ -174,7 +174,7 @@ class LoggedSteps:
         returned; the call is then to be made without a session.
         """
         ledger, step, num_calls = self._ledger, self._ledger.steps[-1], len(self._ledger.calls)
-        begin_ns = time_ns()
+        begin = perf_counter()
         session: LoggedSession | None = None
         self._is_running, self._result, step.has_log = True, NO_RESULT, True
         step.is_logged = is_in_depth = self._is_in_depth(module)
@@ -205,9 +205,9 @@ class LoggedSteps:
         self._keep(session, num_calls)
         if len(ledger.calls) > num_calls:  # not if measuring ended meanwhile
             call = ledger.calls[num_calls]
-            end_ns = step.forward_end_ns = time_ns()
-            ledger.own_spans += [(begin_ns, call.start_ns), (call.end_ns, end_ns)]
-            step.around_ns += call.start_ns - begin_ns + end_ns - call.end_ns
+            end = step.forward_end = perf_counter()
+            ledger.own_spans += [(begin, call.start), (call.end, end)]
+            step.around_seconds += call.start - begin + end - call.end
         return result
 
     def keep_result(self, result: Any) -> None:

@@ -64,19 +64,20 @@ def make_measurements(ledger: Ledger, model_name: str) -> Measurements:
 
 def _complete_step(ledger: Ledger, step: MeasuredStep) -> None:
     """Adds up what the calls from outside took."""
-    calls, begin = step.outermost_calls, ledger.start_ns
+    calls = step.outermost_calls
     step.has_flops = bool(calls) and all(call.flops is not None for call in calls)
-    step.start_ns -= begin
-    step.end_ns -= begin
-    step.forward_end_ns = max([step.forward_end_ns - begin, *(call.end_ns for call in calls)])
+    forward_end = max([step.forward_end, *(call.end for call in calls)])
+    step.start_ns, step.end_ns, step.forward_end_ns = map(
+        ledger.ns, (step.start, step.end, forward_end)
+    )
     step.outside_spans = tuple(
-        (kind, start - begin, end - begin) for kind, start, end in step.outside_spans
+        (kind, ledger.ns(start), ledger.ns(end)) for kind, start, end in step.outside_spans
     )
     step.forward_seconds = sum(call.forward_seconds for call in calls)
     step.num_backward_passes = len(step.backward_tasks)
     if step.backward_tasks:
         step.backward_seconds = sum(call.backward_seconds or 0.0 for call in calls)
-    step.own_seconds = sum(call.own_seconds for call in calls) + step.around_ns / 1e9
+    step.own_seconds = sum(call.own_seconds for call in calls) + step.around_seconds
     step.raised = next((call.raised for call in calls if call.raised), None)
 
 
@@ -97,17 +98,16 @@ def _complete_calls(ledger: Ledger) -> None:
 
 
 def _complete_call(ledger: Ledger, call: MeasuredCall, inside: list[MeasuredCall]) -> None:
-    begin, step = ledger.start_ns, call.measured_step
+    step = call.measured_step
     call.includes_log = step.has_log
     call.input_shapes, call.input_bytes = _shapes(call.inputs), _bytes(call.inputs)
     call.output_shapes, call.output_bytes = _shapes(call.outputs), _bytes(call.outputs)
     call.grad_out_shapes = _shapes(_arrived(ledger, call.outputs))
     has_backward = bool(call.spans or call.grad_out_shapes)
     call.grad_in_shapes = _shapes(_arrived(ledger, call.inputs)) if has_backward else []
-    call.start_ns -= begin
-    call.end_ns -= begin
+    call.start_ns, call.end_ns = ledger.ns(call.start), ledger.ns(call.end)
     call.backward_spans = tuple(
-        (span.start_ns - begin, span.end_ns - begin) for span in call.spans.values()
+        (ledger.ns(start), ledger.ns(end)) for start, end in call.spans.values()
     )
     _complete_times(call, inside, has_backward)
     if not call.raised:  # one that raised is no measure of the module
@@ -239,8 +239,8 @@ def _complete_operations(ledger: Ledger, flops: dict[int, _Flops]) -> list[Opera
         for operation in call.run.operations:
             operation.label = label_of(operation.step, operation.entry)
             operation.address = ledger.calls[operation.call].address
-            operation.start_ns -= ledger.start_ns
-            operation.end_ns -= ledger.start_ns
+            operation.start_ns = ledger.ns(operation.start)
+            operation.end_ns = ledger.ns(operation.end)
             operation.flops, backward = flops[id(call.run.log)][operation.entry]
             operation.flops_backward = ledger.backward_flops(operation, backward)
             found.append(operation)

@@ -9,7 +9,7 @@ A failure here ends the measuring, never the training: see `_give_up`.
 """
 
 from collections.abc import Callable
-from time import perf_counter, time_ns
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torchlens._capture.gradients.backward_hooks import (
     NodeInfo,
     next_sequence,
     node_of,
+    sequence_of,
 )
 from torchlens._capture.patches.patching import apply_patches, undo_patches
 from torchlens._health.checking import Checker
@@ -29,12 +30,12 @@ from torchlens._profile.ledger import (
     Ledger,
     MeasuredCall,
     MeasuredStep,
+    TensorFacts,
+    bytes_of,
     charge_step,
-    facts_of,
-    of_measured_steps,
+    of_the_model,
 )
 from torchlens._profile.logged_steps import NO_RESULT, LoggedSteps
-from torchlens._profile.model_modules import NamedModule
 from torchlens._profile.outside import OutsideWatch
 from torchlens._profile.profile_options import ProfileOptions, StepPlan
 from torchlens._profile.records import Signature
@@ -99,7 +100,7 @@ class ModelWatcher:
         apply_patches(self)
         add_watcher(self)
         self._outside.start()
-        self.ledger.start_ns = time_ns()
+        self.ledger.start = perf_counter()
         self._modules.show_compiled()
         self._is_asynchronous = self._modules.uses_cuda()
         has_hooks = self._is_asynchronous or self.checks.is_on
@@ -226,7 +227,7 @@ class ModelWatcher:
         ledger.steps.append(step)
         self._outside.take()  # what came before it
         self._charge_late_runs()
-        step.start_ns = time_ns()
+        step.start = perf_counter()
         self._step, self._first_call = step, len(ledger.calls)
         if wanted.memory:
             self._listen(step)
@@ -256,7 +257,7 @@ class ModelWatcher:
         step, self._step = self._step, None
         if step is None:
             return
-        step.end_ns = time_ns()
+        step.end = perf_counter()
         if not step.is_warmup and any(call.raised for call in step.outermost_calls):
             self._plan.repeat(step.signature)
         step.outside_spans = tuple(self._outside.take())
@@ -271,8 +272,8 @@ class ModelWatcher:
         """Charges what ran backward since the last step ended, during steps that are not measured:
         to the last step, if it went through measured steps.
         """
-        runs, self._backward.runs = of_measured_steps(self._backward.runs), []
-        steps = [step for step in self.ledger.steps if step.end_ns]
+        runs, self._backward.runs = of_the_model(self.ledger, self._backward.runs), []
+        steps = [step for step in self.ledger.steps if step.end]
         if runs and steps:
             charge_step(self.ledger, steps[-1], runs, None, len(self.ledger.calls))
 
@@ -282,26 +283,21 @@ class ModelWatcher:
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float
     ) -> MeasuredCall | None:
         """A module is going to run. Since `time`, the time is the profile's own."""
-        call = None
+        call, backward = None, self._backward
         if self._is_on and self._is_inside:
-            named = self._modules.modules.get(id(module))
-            if named is not None:
-                try:
-                    call = self._enter(named, args, kwargs)
-                except NonFiniteError:  # in its inputs
-                    raise
-                except Exception as error:
-                    self._give_up(error)
-        backward = self._backward
+            try:
+                call = self._enter(module, args, kwargs)
+            except NonFiniteError:  # in its inputs
+                raise
+            except Exception as error:
+                self._give_up(error)
         if call is None:
             backward.own_seconds += perf_counter() - time
             return None
         self.ledger.current = call
         call.sequence = next_sequence()
-        self.ledger.enter_nodes(call.sequence, call)
         if self._is_asynchronous:
             torch.cuda.synchronize()
-        call.start_ns = time_ns()
         call.start = perf_counter()
         call.own_start = backward.own_seconds = backward.own_seconds + call.start - time
         return call
@@ -311,7 +307,6 @@ class ModelWatcher:
         if self._is_asynchronous:
             torch.cuda.synchronize()
         watched.end = perf_counter()
-        watched.end_ns = time_ns()
         watched.own_end = self._backward.own_seconds
         self.ledger.current = watched.around
 
@@ -338,26 +333,28 @@ class ModelWatcher:
         self._guard(self._leave, watched, None, args, kwargs)
 
     def _enter(
-        self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> MeasuredCall | None:
-        address, module_type, _ = named
-        parent, step, original = self.ledger.current, self._called_step, None
-        if _is_in_backward() and (parent is None or parent.original is not None):
-            original = self.ledger.repeated_call(address) if self._step is not None else None
-        if original is not None:
-            step, parent = original.measured_step, parent or original.around
-        elif parent is not None:
-            step = parent.measured_step
-        elif step is None:
+        named, parent = self._modules.modules.get(id(module)), self.ledger.current
+        if named is None:
             return None
-        call = MeasuredCall(len(self.ledger.calls), step, address, module_type, parent, original)
+        step, original = self._called_step if parent is None else parent.measured_step, None
+        if (parent is None or parent.original is not None) and _is_in_backward():
+            original = self.ledger.repeated_call(named.address) if self._step is not None else None
+            if original is not None:
+                step, parent = original.measured_step, parent or original.around
+        if step is None:
+            return None
+        call = MeasuredCall(len(self.ledger.calls), step, named.address, named.module_type, parent)
         if original is None:
-            call.pass_num = step.passes[address] = step.passes.get(address, 0) + 1
+            call.pass_num = step.passes[named.address] = step.passes.get(named.address, 0) + 1
         else:
-            call.pass_num = original.pass_num
+            call.original, call.is_recomputed, call.pass_num = original, True, original.pass_num
         with torch._C.DisableTorchFunction():
-            call.inputs = facts_of(_tensors_in(args, kwargs), not self._is_deep(step))
-            self.checks.entered(call, args, kwargs)
+            inputs = _tensors_in(args, kwargs)
+            call.inputs = self._facts_of(call, inputs, parent)
+            if self.checks.is_on:
+                self.checks.entered(call, args, kwargs)
         self.ledger.calls.append(call)
         step.calls.append(call)
         return call
@@ -365,18 +362,57 @@ class ModelWatcher:
     def _leave(
         self, call: MeasuredCall, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.ledger.enter_nodes(next_sequence(), call.around)
         with torch._C.DisableTorchFunction():
             if type(result) is Tensor:
                 outputs = [result]
             else:
                 outputs = [tensor for _, tensor in named_tensors(result)]
-            is_deep = self._is_deep(call.measured_step)
-            call.outputs = facts_of(outputs, not is_deep)
-            nodes = [] if is_deep else self._watch(outputs)
-            if call.original is None and not call.measured_step.is_light:
-                self._note_saved(call, nodes)
-            self.checks.outputs(call, outputs, (args, kwargs))
+            call.outputs = self._facts_of(call, outputs, call)
+            if self.checks.is_on:
+                self.checks.outputs(call, outputs, (args, kwargs))
+
+    def _facts_of(
+        self, call: MeasuredCall, tensors: list[Tensor], maker: MeasuredCall | None
+    ) -> list[TensorFacts]:
+        """What is noted of the tensors that a call is given or returns. Their backward nodes, which
+        `maker` or a call around it has made, are watched from now on.
+        """
+        facts: list[TensorFacts] = []
+        for tensor in tensors:
+            key = None
+            if tensor.requires_grad and not self._is_deep(call.measured_step):
+                node = node_of(tensor)
+                if node is None:
+                    key = -1 - id(tensor) if tensor.is_leaf else None
+                else:
+                    key = self._backward.number_of(node)
+                    if key is None:
+                        key = self._watch(node, call, maker)
+            facts.append((shape_of(tensor), bytes_of(tensor), key))
+        return facts
+
+    def _watch(self, top: Any, call: MeasuredCall, maker: MeasuredCall | None) -> int | None:
+        """Watches the nodes of autograd's graph that were made since the last time; returns the
+        number of the top one.
+
+        What leads to the inputs of the model is not the model's: other threads may have made it,
+        whose nodes have the same sequence numbers, or share it.
+        """
+        pending, has_saved = [top], call.original is None and not call.measured_step.is_light
+        while pending:
+            node = pending.pop()
+            number = self._backward.watch_node(node)
+            if number is None:
+                continue
+            own = maker
+            while own is not None and sequence_of(node) < own.sequence:
+                own = own.around
+            self.ledger.makers[number] = own
+            if maker is not None:
+                pending.extend([below for below, _ in node.next_functions if below is not None])
+                if has_saved and own is not None:
+                    self._note_saved(own, node)
+        return self._backward.number_of(top)
 
     def _is_deep(self, step: MeasuredStep) -> bool:
         """Whether a step has called so many modules that the backward nodes of further ones are not
@@ -391,34 +427,14 @@ class ModelWatcher:
         )
         return True
 
-    def _watch(self, outputs: list[Tensor]) -> list[Any]:
-        """Watches the nodes of autograd's graph that were made since the last time; returns
-        them.
-        """
-        found = []
-        pending = [node for node in map(node_of, outputs) if node is not None]
-        while pending:
-            node = pending.pop()
-            if self._backward.watch_node(node) is not None:
-                found.append(node)
-                pending.extend([below for below, _ in node.next_functions if below is not None])
-        return found
-
-    def _note_saved(self, call: MeasuredCall, nodes: list[Any]) -> None:
-        if not CAN_TELL:
+    def _note_saved(self, call: MeasuredCall, node: Any) -> None:
+        if CAN_TELL:
+            self.ledger.note_saved(call, saved_storages(node))
+        else:
             self._problems.add(
                 "Activations kept for backward were not measured: this version of torch does not "
                 "report them"
             )
-            return
-        outermost = call
-        while outermost.around is not None:
-            outermost = outermost.around
-        for node in nodes:
-            maker = self.ledger.owner_of(node._sequence_nr())
-            # Nodes from before the model was called lead to its inputs and are not the model's.
-            if maker is not None or node._sequence_nr() >= outermost.sequence:
-                self.ledger.note_saved(maker or call, saved_storages(node))
 
     # -- backward
 
@@ -431,7 +447,7 @@ class ModelWatcher:
         if self._is_asynchronous:  # the node has begun its work; its run ends when that is done
             torch.cuda.synchronize()
             runs = self._backward.runs
-            runs[-1] = runs[-1]._replace(end=perf_counter(), end_ns=time_ns())
+            runs[-1] = runs[-1]._replace(end=perf_counter())
         self.checks.after_node(info, gradients)
 
     # -- failures

@@ -9,7 +9,7 @@ sets up the patches, the last one removes them. Each watch sees its own thread.
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
-from time import time_ns
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +25,8 @@ class OutsideSpan(NamedTuple):
     """
 
     kind: str
-    start_ns: int
-    end_ns: int
+    start: float
+    end: float
 
 
 _lock = threading.RLock()
@@ -45,7 +45,7 @@ class OutsideWatch:
         self.spans: list[OutsideSpan] = []
         self.on_checkpoint = on_checkpoint
         self._thread = 0
-        self._optimizer_start = 0
+        self._optimizer_start = 0.0
 
     def start(self) -> None:
         """Begins to watch this thread."""
@@ -74,20 +74,20 @@ def _current() -> list[OutsideWatch]:
     return [watch for watch in list(_watches) if watch._thread == thread]
 
 
-def _tell(kind: str, start_ns: int) -> None:
-    span = OutsideSpan(kind, start_ns, time_ns())
+def _tell(kind: str, start: float) -> None:
+    span = OutsideSpan(kind, start, perf_counter())
     for watch in _current():
         watch.spans.append(span)
 
 
 def _before_optimizer(*_: Any) -> None:
     for watch in _current():
-        watch._optimizer_start = time_ns()
+        watch._optimizer_start = perf_counter()
 
 
 def _after_optimizer(*_: Any) -> None:
     for watch in _current():
-        watch.spans.append(OutsideSpan("optimizer", watch._optimizer_start, time_ns()))
+        watch.spans.append(OutsideSpan("optimizer", watch._optimizer_start, perf_counter()))
 
 
 def _set_up() -> None:
@@ -118,11 +118,11 @@ def _take_away() -> None:
 
 def _telling(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def telling(*args: Any, **kwargs: Any) -> Any:
-        start_ns = time_ns()
+        start = perf_counter()
         try:
             return original(*args, **kwargs)
         finally:
-            _tell(kind, start_ns)
+            _tell(kind, start)
 
     return telling
 
@@ -130,11 +130,11 @@ def _telling(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _telling_skips(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def telling(*args: Any, **kwargs: Any) -> Any:
-        start_ns = time_ns()
+        start = perf_counter()
         numbers = [_num_steps(watch) for watch in _current()]
         result = original(*args, **kwargs)
         if numbers == [_num_steps(watch) for watch in _current()]:
-            _tell("skip", start_ns)
+            _tell("skip", start)
         return result
 
     return telling

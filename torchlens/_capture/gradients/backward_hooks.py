@@ -11,7 +11,7 @@ graph alive.
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
-from time import perf_counter, time_ns
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -39,17 +39,13 @@ class NodeInfo(NamedTuple):
 
 
 class NodeRun(NamedTuple):
-    """One run of a node, with times of `perf_counter`, and of `time_ns` to compare with other
-    tools.
-    """
+    """One run of a node, with times of `perf_counter`."""
 
     sequence: int
     parameter: int | None
     name: str
     start: float
     end: float
-    start_ns: int
-    end_ns: int
     number: int  # of the node, among those watched
     # autograd's number of the backward pass; nested backward passes have their own
     task: int
@@ -146,8 +142,8 @@ class _Hooks:
     """The two hooks of a node. They refer weakly to the watch, so they do not keep it alive."""
 
     __slots__ = (
-        "__weakref__", "_handles", "_info", "_metadata", "_own_start", "_start", "_start_ns",
-        "_wanted", "_watch",
+        "__weakref__", "_handles", "_info", "_metadata", "_own_start", "_start", "_wanted",
+        "_watch",
     )  # fmt: skip
 
     def __init__(
@@ -159,7 +155,6 @@ class _Hooks:
         self._watch = weakref.ref(watch)
         self._metadata = metadata
         self._start = -1.0
-        self._start_ns = 0
         self._own_start = 0.0
         # Positions of the gradients that are sent to another node.
         self._wanted = [
@@ -177,13 +172,12 @@ class _Hooks:
                 watch._before(self._info, grad_outputs)
             except Exception as error:  # recording must not break the user's backward pass
                 watch._fail(error, self._info)
-        self._start_ns = time_ns()
         self._start = perf_counter()
         watch.own_seconds += self._start - enter
         self._own_start = watch.own_seconds
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
-        end, end_ns = perf_counter(), time_ns()
+        end = perf_counter()
         watch = self._watch()
         # Below 0: watched while it was running.
         if watch is None or watch.is_paused or self._start < 0:
@@ -194,8 +188,6 @@ class _Hooks:
             *info[:3],
             self._start,
             end,
-            self._start_ns,
-            end_ns,
             info.number,
             task,
             self._own_start,
