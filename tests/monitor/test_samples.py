@@ -238,11 +238,11 @@ def test_the_work_for_a_step_does_not_grow_with_the_number_of_its_tensors(
         calls.append(name)
         return own(*args, **more)
 
-    for name in ("_quantiles", "_bins", "_sums"):
+    for name in ("_quantiles", "_bin_counts", "row_statistics"):
         monkeypatch.setattr(statistics, name, partial(counted, name, getattr(statistics, name)))
     sampler = Sampler()
     samples = [sampler.take(torch.randn(size)) for size in (5, 64, 300, 900, 5000) * 20]
     summarized(
         [(number, sample, None) for number, sample in enumerate(samples) if sample is not None], {}
     )
-    assert sorted(calls) == ["_bins", "_bins", "_quantiles", "_quantiles", "_sums", "_sums"]
+    assert max(Counter(calls).values()) == 2

@@ -1,9 +1,10 @@
-"""The numbers of one tensor: range, and whether all are finite."""
+"""The statistics of tensors: ranges, moments, and whether all numbers are finite."""
 
 import math
 import threading
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from torchlens._recording.regions import shape_of
@@ -77,6 +78,57 @@ def is_finite(tensor: torch.Tensor) -> bool:
     total = values.sum().item()
     # Large finite numbers may add up to infinity.
     return bool(total - total == 0) or bool(values.isfinite().all())
+
+
+class RowStatistics(NamedTuple):
+    """Statistics of the finite elements in each row of an array: `low`, `high`, `mean` and `std`
+    are NaN if there are none.
+    """
+
+    num_finite: np.ndarray
+    num_nan: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    total: np.ndarray
+    squares: np.ndarray  # the sum of the squares
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self.total / _or_nan(self.num_finite)
+
+    @property
+    def std(self) -> np.ndarray:
+        variance = self.squares / _or_nan(self.num_finite) - self.mean**2
+        found: np.ndarray = np.sqrt(np.maximum(variance, 0))
+        return found
+
+
+def row_statistics(values: np.ndarray) -> RowStatistics:
+    """The statistics of each row of an array of floats with two axes."""
+    num_rows, width = values.shape
+    num_finite, num_nan = np.full(num_rows, width), np.zeros(num_rows, np.int64)
+    lows = highs = wide = values.astype(np.float64, copy=False)
+    is_finite = np.isfinite(values)
+    if not is_finite.all():
+        num_finite = np.count_nonzero(is_finite, axis=1)
+        num_nan = np.count_nonzero(np.isnan(values), axis=1)
+        lows, highs, wide = (np.where(is_finite, wide, each) for each in (np.inf, -np.inf, 0.0))
+    is_known = num_finite > 0
+    with np.errstate(over="ignore"):
+        return RowStatistics(
+            num_finite=num_finite,
+            num_nan=num_nan,
+            # Adding 0 makes 0 of -0.
+            low=np.where(is_known, lows.min(axis=1), np.nan) + 0.0,
+            high=np.where(is_known, highs.max(axis=1), np.nan) + 0.0,
+            total=np.einsum("ij->i", wide),
+            squares=np.einsum("ij,ij->i", wide, wide),
+        )
+
+
+def _or_nan(counts: np.ndarray) -> np.ndarray:
+    """The counts as divisors: NaN in place of 0."""
+    return np.where(counts > 0, counts, np.nan)
 
 
 # torch computes neither sums nor ranges of the types on the left.

@@ -5,7 +5,7 @@ Units are channels, or features. A unit is dead if it gives nothing but zero.
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,10 +80,11 @@ class UnitActivity:
         self._windows: dict[int, dict[_Use, _Window]] = {}
 
     def dead_shares(
-        self, observations: Sequence[tuple[int, Sample, Any]], values_of: Callable[[int],
-        np.ndarray],
+        self,
+        observations: Sequence[tuple[int, Sample, Any]],
+        values: Sequence[np.ndarray],
         has_zeros: Sequence[bool],
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """Of each observation, the share of its series' units that were dead when that was last
         known; of several uses, the largest. NaN before it is known, and for a series without any
         zero."""
@@ -102,7 +103,7 @@ class UnitActivity:
                 if len(windows) >= _MOST_USES:
                     del windows[next(iter(windows))]
                 windows[use] = _Window(len(sizes))
-            share = self._counted(windows[use], values_of(place), unit_of, sizes)
+            share = self._counted(windows[use], values[place], unit_of, sizes)
             shares[number] = float(np.fmax(share, shares.get(number, np.nan)))
         return np.array([shares.get(number, np.nan) for number, _, _ in observations], np.float32)
 

@@ -29,15 +29,10 @@ def narrowed(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def raw_bins_of(values: np.ndarray) -> np.ndarray:
-    """The upper 10 bits of each number (float32): its bin, unless it is zero or NaN."""
-    found: np.ndarray = np.ascontiguousarray(values).view(np.uint32) >> np.uint32(22)
-    return found
-
-
 def bins_of(values: np.ndarray) -> np.ndarray:
-    """The bin of each number (float32)."""
-    found = raw_bins_of(values).astype(np.uint16)
+    """The bin of each number (float32): its upper 10 bits, unless it is zero or NaN."""
+    bits = np.ascontiguousarray(values).view(np.uint32) >> np.uint32(22)
+    found: np.ndarray = bits.astype(np.uint16)
     found[values == 0] = ZERO
     found[values != values] = NAN
     return found

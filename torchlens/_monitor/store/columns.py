@@ -63,6 +63,15 @@ class Columns:
         row = int(np.searchsorted(self.series, series))
         return row if row < len(self.series) and self.series[row] == series else None
 
+    def taken(self, rows: Sequence[int]) -> "Columns":
+        """Some of the rows, each as often as it is given."""
+        num_bins = self.num_bins[rows].astype(np.int64)
+        ends = np.cumsum(num_bins)
+        chosen = np.arange(num_bins.sum()) + np.repeat(
+            self.starts[rows] - ends + num_bins, num_bins
+        )
+        return columns_of(rows_of(self)[rows], self.codes[chosen], self.counts[chosen])
+
     def bins(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """The codes of the bins of a row, and how many elements lie in each."""
         start = int(self.num_bins[:row].sum(dtype=np.int64))
