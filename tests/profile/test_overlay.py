@@ -59,7 +59,7 @@ def test_nodes_have_the_time_of_their_module_and_what_is_its_own():
     history = tl.get_model_metadata(net(), torch.rand(2, 3, 16, 16))
     values = overlay(made_up(), "forward_time")
     assert lines_of(history, values) == {
-        "conv2d_1_1": "7.5 ms",
+        "conv2d_1_1": "7.50 ms",
         "relu_1_2": "938 µs",
         "flatten_1_3": "1.25 ms",  # with the addition, all that the model does outside its modules
         "linear_1_4": "625 µs",
@@ -70,9 +70,9 @@ def test_nodes_have_the_time_of_their_module_and_what_is_its_own():
 def test_a_collapsed_module_has_its_measured_span():
     history = tl.get_model_metadata(net(), torch.rand(2, 3, 16, 16))
     drawn = lines_of(history, overlay(made_up(), "forward_time"), vis_nesting_depth=1)
-    assert drawn["@stem"] == "10 ms"
+    assert drawn["@stem"] == "10.0 ms"
     with_layers = overlay(made_up(level="operation", operations=operations()), "forward_time")
-    assert lines_of(history, with_layers, vis_nesting_depth=1)["@stem"] == "10 ms"
+    assert lines_of(history, with_layers, vis_nesting_depth=1)["@stem"] == "10.0 ms"
 
 
 def test_a_layer_of_its_own_comes_before_its_module():
@@ -86,8 +86,8 @@ def test_passes_add_up_where_they_are_drawn_as_one():
     values = Overlay(
         {f"fc:{n}": n / 1000 for n in range(1, 5)}, title="time", unit="seconds", is_sum=True
     )
-    assert lines_of(history, values, vis_opt="unrolled")["linear_1_1:3"] == "3 ms"
-    assert lines_of(history, values, vis_opt="rolled")["linear_1_1 (x4)"] == "10 ms"
+    assert lines_of(history, values, vis_opt="unrolled")["linear_1_1:3"] == "3.00 ms"
+    assert lines_of(history, values, vis_opt="rolled")["linear_1_1 (x4)"] == "10.0 ms"
     means = Overlay({f"fc:{n}": float(n) for n in range(1, 5)}, title="mean")
     assert lines_of(history, means, vis_opt="rolled")["linear_1_1 (x4)"] == "2.5"
 

@@ -3,21 +3,20 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torchlens._draw.items import Grouping, Item, ItemKind, is_operation
 from torchlens._draw.options import DrawOptions
 from torchlens._draw.scene import Legend
-from torchlens._graph.costs import flops_of
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.overlay import Marks, Overlay
 from torchlens._recording.wrappers import local_value
 from torchlens._text.error_wording import got
 from torchlens._text.measures import short_word
-from torchlens._text.numbers import bytes_text, count_text
+from torchlens._text.numbers import bytes_text, count_text, seconds_text
 
 INPUT_FILL = "#98FB98"
 OUTPUT_FILL = "#ff9999"
@@ -73,39 +72,32 @@ def _item_values(
 ) -> tuple[list[float | None], Callable[[float], str], str]:
     """The value of each item, how to write it, and what it is called."""
     log: Log = history._log
-    entries = range(len(log.graph.recorded))
     if isinstance(wish, Mapping):
-        marks = Marks(log, wish, lambda key: [history[key]._entry], _checked)
-        values = [
-            marks.of((*item.entries, *item.copies), _calls_of(log, item)) for item in grouping.items
-        ]
+        marks = Marks(log, wish, lambda key: [history[key]._entry], _number)
+        values = [marks.of(item.all_entries, _calls_of(log, item)) for item in grouping.items]
         if isinstance(wish, Overlay):
-            return values, _TEXTS[wish.unit], wish.title
+            return values, _UNITS[wish.unit], wish.title
         return values, _number_text, "value"
     if isinstance(wish, str):
-        measure, text, title, combine = _MEASURES[short_word(wish)]
-        of_entry = [measure(log, entry) for entry in entries]
+        measure = _MEASURES[short_word(wish)]
     else:
-        text, title, combine = _number_text, "value", _mean
-        layers = (LayerEntry(log, entry) for entry in entries)
-        of_entry = [_checked(wish(layer), layer.layer_label) for layer in layers]
-    values = []
-    for item in grouping.items:
-        own = [of_entry[entry] for entry in (*item.entries, *item.copies)]
-        known = [value for value in own if value is not None]
-        values.append(combine(known) if known else None)
-    return values, text, title
+        measure = _Measure(
+            lambda layer: _number(wish(layer), layer.layer_label), _number_text, "value", _mean
+        )
+    of_entry = [measure.of(LayerEntry(log, entry)) for entry in range(len(log.graph.recorded))]
+    return [_combined(measure, item, of_entry) for item in grouping.items], *measure[1:3]
+
+
+def _combined(measure: "_Measure", item: Item, of_entry: Sequence[float | None]) -> float | None:
+    known = [value for entry in item.all_entries if (value := of_entry[entry]) is not None]
+    return measure.combine(known) if known else None
 
 
 def _calls_of(log: Log, item: Item) -> list[int]:
     """The module calls that a collapsed module shows."""
     if item.kind is not ItemKind.MODULE:
         return []
-    chains = [
-        log.module_chain(entry)
-        for entry in (*item.entries, *item.copies)
-        if is_operation(log, entry)
-    ]
+    chains = [log.module_chain(entry) for entry in item.all_entries if is_operation(log, entry)]
     level = len(item.path)
     return list(dict.fromkeys(chain[level] for chain in chains if len(chain) > level))
 
@@ -120,7 +112,7 @@ def _color(fraction: float) -> str:
     return "#" + "".join(f"{round(part):02x}" for part in mixed)
 
 
-def _checked(value: Any, key: Any) -> float | None:
+def _number(value: Any, key: Any) -> float | None:
     if value is None:
         return None
     try:
@@ -137,95 +129,59 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _seconds(log: Log, entry: int) -> float | None:
-    if not is_operation(log, entry):
+def _once(layer: LayerEntry, value: float | None) -> float | None:
+    """A cost of a call, at the first of its outputs; None for inputs, buffers and outputs."""
+    if not is_operation(layer._log, layer._entry):
         return None
-    row = log.row(entry)
-    return 0.0 if row.output_index else row.seconds  # one call, however many results
+    return 0.0 if layer.iterable_output_index and value is not None else value
 
 
-def _flops(log: Log, entry: int) -> float | None:
-    return flops_of(log.recording, log.row(entry)) or None
+def _total_time(layer: LayerEntry) -> float | None:
+    return _once(layer, layer.func_time_elapsed + (layer.backward_time_elapsed or 0.0))
 
 
-def _memory(log: Log, entry: int) -> float | None:
-    return log.num_bytes(entry)
-
-
-def _backward_seconds(log: Log, entry: int) -> float | None:
-    seconds = LayerEntry(log, entry).backward_time_elapsed if is_operation(log, entry) else None
-    return 0.0 if seconds is not None and log.row(entry).output_index else seconds
-
-
-def _total_seconds(log: Log, entry: int) -> float | None:
-    forward = _seconds(log, entry)
-    return None if forward is None else forward + (_backward_seconds(log, entry) or 0.0)
-
-
-def _flops_backward(log: Log, entry: int) -> float | None:
-    return log.flops_backward((entry,))[0] or None
-
-
-def _params(log: Log, entry: int) -> float | None:
-    return sum(log.recording.params[number].numel() for number in log.graph.params[entry]) or None
-
-
-def _calls(log: Log, entry: int) -> float | None:
-    return 1.0 if is_operation(log, entry) and not log.row(entry).output_index else None
-
-
-def _gradient_norm(log: Log, entry: int) -> float | None:
-    gradient = log.gradient(entry)
-    return (
-        None
-        if gradient is None
-        else _checked(torch.linalg.vector_norm(local_value(gradient).float()), log.label(entry))
-    )
-
-
-def _seconds_text(value: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs" if value else "0"
+def _gradient_norm(layer: LayerEntry) -> float | None:
+    gradient = layer._log.gradient(layer._entry)
+    if gradient is None:
+        return None
+    return _number(torch.linalg.vector_norm(local_value(gradient).float()), layer.layer_label)
 
 
 def _flops_text(value: float) -> str:
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}FLOP"
-    return f"{value:.0f} FLOP"
-
-
-def _bytes_text(value: float) -> str:
-    return bytes_text(round(value))
+    return count_text(value, "FLOP")
 
 
 def _number_text(value: float) -> str:
     return f"{value:.3g}"
 
 
-# How an overlay's unit is written.
-_TEXTS: dict[str, Callable[[float], str]] = {
-    "seconds": _seconds_text,
-    "bytes": _bytes_text,
-    "FLOPs": _flops_text,
-    "": _number_text,
-}
+class _Measure(NamedTuple):
+    """What nodes are coloured by: the value of an entry, how it is written, what it is called, and
+    how the values of several entries become one.
+    """
 
-Combine = Callable[[Sequence[float]], float]
-# By name: the measure of an entry, how it is written, what it is called, and how several become
-# one.
-_MEASURES: dict[
-    str, tuple[Callable[[Log, int], float | None], Callable[[float], str], str, Combine]
-] = {
-    "time": (_seconds, _seconds_text, "time", sum),
-    "backward_time": (_backward_seconds, _seconds_text, "backward time", sum),
-    "total_time": (_total_seconds, _seconds_text, "forward + backward time", sum),
-    "memory": (_memory, _bytes_text, "memory", sum),
-    "flops": (_flops, _flops_text, "FLOPs", sum),
-    "flops_backward": (_flops_backward, _flops_text, "backward FLOPs", sum),
-    "params": (_params, count_text, "parameters", sum),
-    "calls": (_calls, count_text, "calls", sum),
-    "gradient_norm": (_gradient_norm, _number_text, "gradient norm", _mean),
+    of: Callable[[LayerEntry], float | None]
+    text: Callable[[float], str]
+    title: str
+    combine: Callable[[Sequence[float]], float] = sum
+
+
+_MEASURES = {
+    "time": _Measure(lambda one: _once(one, one.func_time_elapsed), seconds_text, "time"),
+    "backward_time": _Measure(
+        lambda one: _once(one, one.backward_time_elapsed), seconds_text, "backward time"
+    ),
+    "total_time": _Measure(_total_time, seconds_text, "forward + backward time"),
+    "memory": _Measure(lambda one: one.tensor_fsize, bytes_text, "memory"),
+    "flops": _Measure(lambda one: one.flops or None, _flops_text, "FLOPs"),
+    "flops_backward": _Measure(
+        lambda one: one.flops_backward or None, _flops_text, "backward FLOPs"
+    ),
+    "params": _Measure(lambda one: one.num_params_total or None, count_text, "parameters"),
+    "calls": _Measure(lambda one: _once(one, 1.0) or None, count_text, "calls"),
+    "gradient_norm": _Measure(_gradient_norm, _number_text, "gradient norm", _mean),
 }
+# How an overlay's unit is written.
+_UNITS: dict[str, Callable[[float], str]] = {
+    "seconds": seconds_text, "bytes": bytes_text, "FLOPs": _flops_text, "": _number_text,
+}  # fmt: skip

@@ -49,6 +49,11 @@ class Item:
     copies: list[int] = field(default_factory=list)
     passes: set[int] = field(default_factory=set)
 
+    @property
+    def all_entries(self) -> list[int]:
+        """The entries that are drawn, and those folded into them."""
+        return self.entries + self.copies
+
 
 @dataclass(frozen=True, slots=True)
 class Grouping:

@@ -19,8 +19,8 @@ A block is four bytes (the length of the head), the head (JSON), and numbers:
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,10 +48,6 @@ STATISTICS: dict[str, Callable[..., Any]] = {
     "dead": np.nanmean, "saturated": np.nanmean, "nonfinite": np.nanmax,
 }  # fmt: skip
 _EMPTY = {"rms": np.inf, "mean": np.inf, "std": np.inf, "low": np.inf, "high": -np.inf}
-_MOST_TABLES = 48
-# The number of series whose bins are counted at once, in an array of series x bins.
-_SERIES_AT_ONCE = 4096
-_NO_CODES, _NO_COUNTS = np.zeros(0, np.uint16), np.zeros(0, np.int64)
 
 
 def stride_for(count: int, most: int) -> int:
@@ -82,6 +78,12 @@ def bfloat16(values: np.ndarray) -> np.ndarray:
     return found
 
 
+def _extent(count: int, most: int, start: int, known_stride: int) -> tuple[int, int]:
+    """(stride, first place) of an answer. It starts over if the stride is not the known one."""
+    stride = stride_for(count, most)
+    return stride, min(start, count) // stride * stride if stride == known_stride else 0
+
+
 class RunTables:
     """The answers for one run. Only `update` takes in what the reader has read since."""
 
@@ -89,9 +91,8 @@ class RunTables:
         self.reader = reader
         self.keys: list[SeriesKey] = []
         self.steps: list[Step] = []
-        # By kind and statistic: one row for each series of the kind, one column for each place.
-        self._tables: dict[tuple[str, str], np.ndarray] = {}
-        self._numbers: dict[str, np.ndarray] = {}
+        # By statistic: one row for each series, one column for each place.
+        self._tables: dict[str, np.ndarray] = {}
         self.update()
 
     def update(self) -> int:
@@ -103,24 +104,11 @@ class RunTables:
         same = 0
         while same < min(len(steps), len(self.steps)) and _is_same(steps[same], self.steps[same]):
             same += 1
-        if len(keys) != len(self.keys) or is_other:
-            self._numbers = {}
-        if is_other:
-            self._tables.clear()
-        for key, table in self._tables.items():
-            self._tables[key] = table[:, :same]
+        self._tables = (
+            {} if is_other else {name: table[:, :same] for name, table in self._tables.items()}
+        )
         self.keys, self.steps = list(keys), list(steps)
         return -1 if is_other else same
-
-    def numbers(self, kind: str) -> np.ndarray:
-        """The numbers of the series of a kind."""
-        if kind not in self._numbers:
-            self._numbers[kind] = np.array(
-                [number for number, key in enumerate(self.keys) if key.kind == kind], np.int64
-            )
-        return self._numbers[kind]
-
-    # -- statistics --------------------------------------------------------------------------------
 
     def table(
         self,
@@ -129,145 +117,49 @@ class RunTables:
         start: int = 0,
         known_stride: int = 0,
         most: int = MOST_COLUMNS,
-    ) -> bytes:
-        """A statistic of all series of a kind, from place `start` on; from the beginning if the
-        stride is not `known_stride`.
+    ) -> tuple[dict[str, Any], np.ndarray]:
+        """(head, numbers) of a statistic of all series of a kind, from place `start` on; from the
+        beginning if the stride is not `known_stride`.
         """
-        values = self._table(kind, statistic)
-        head, shown = self._reduced(values, STATISTICS[statistic], start, known_stride, most)
-        head["series"] = self.numbers(kind).tolist()
-        return block(head, bfloat16(shown))
+        stride, start = _extent(len(self.steps), most, start, known_stride)
+        numbers = [number for number, key in enumerate(self.keys) if key.kind == kind]
+        values = self._values(statistic)[numbers, start:]
+        shown = bfloat16(_grouped(values, stride, STATISTICS[statistic]))
+        head = {"stride": stride, "from": start, "columns": shown.shape[1], "series": numbers}
+        return head, shown
 
-    def all_tables(self, most: Mapping[str, int]) -> dict[str, tuple[int, np.ndarray]]:
-        """(stride, values) of each statistic, in one pass over the steps. Values have one row per
-        series and at most `most[statistic]` columns.
-        """
-        count = len(self.steps)
-        strides = {statistic: stride_for(count, most[statistic]) for statistic in STATISTICS}
-        found = {
-            name: np.full((len(self.keys), -(-count // stride)), np.nan, np.float32)
-            for name, stride in strides.items()
-        }
-        length = max(*strides.values(), 64)  # all are powers of two
-        for start in range(0, count, length):
-            steps = self.steps[start : start + length]
-            values = {
-                name: np.full((len(self.keys), len(steps)), np.nan, np.float32)
-                for name in STATISTICS
-            }
-            for place, step in enumerate(steps):
-                for name, own in values.items():
-                    own[step.columns.series, place] = _shown(step.columns, name)
-            for name, stride in strides.items():
-                shown = (
-                    values[name] if stride == 1 else grouped(values[name], stride, STATISTICS[name])
-                )
-                found[name][:, start // stride : start // stride + shown.shape[1]] = shown
-        return {name: (strides[name], values) for name, values in found.items()}
-
-    def _table(self, kind: str, statistic: str) -> np.ndarray:
-        numbers = self.numbers(kind)
-        known = self._tables.pop((kind, statistic), None)
-        values = np.full((len(numbers), len(self.steps)), np.nan, np.float32)
-        begun = 0
-        if known is not None:
-            values[: len(known), : known.shape[1]] = known
-            begun = known.shape[1] if len(known) == len(numbers) else 0
-        row_of = np.full(len(self.keys) + 1, -1)
-        row_of[numbers] = np.arange(len(numbers))
-        for place in range(begun, len(self.steps)):
+    def _values(self, statistic: str) -> np.ndarray:
+        """A statistic of all series at all places. NaN: nothing was recorded."""
+        values = np.full((len(self.keys), len(self.steps)), np.nan, np.float32)
+        known = self._tables.get(statistic, values[:0, :0])
+        num_series, num_places = known.shape
+        values[:num_series, :num_places] = known
+        for place in range(num_places, len(self.steps)):
             columns = self.steps[place].columns
-            rows = row_of[np.minimum(columns.series, len(self.keys))]
-            is_own = rows >= 0
-            if is_own.any():
-                values[rows[is_own], place] = _shown(columns, statistic)[is_own]
-        self._tables[kind, statistic] = values
-        while len(self._tables) > _MOST_TABLES:
-            self._tables.pop(next(iter(self._tables)))
+            values[columns.series, place] = _shown(columns, statistic)
+        self._tables[statistic] = values
         return values
 
-    def _reduced(
-        self, values: np.ndarray, how: Callable[..., Any], start: int, known_stride: int, most: int
-    ) -> tuple[dict[str, Any], np.ndarray]:
-        count = values.shape[1]
-        stride = stride_for(count, most)
-        start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
-        shown = values[:, start:]
-        if stride > 1:
-            shown = grouped(shown, stride, how)
-        return {"stride": stride, "from": start, "columns": shown.shape[1]}, shown
-
-    # -- histograms --------------------------------------------------------------------------------
-
-    def histograms(
-        self, number: int, start: int = 0, known_stride: int = 0, most: int = MOST_HISTOGRAMS
-    ) -> bytes:
+    def histograms(self, number: int, start: int = 0, known_stride: int = 0) -> bytes:
         """The histograms of one series, from place `start` on."""
-        count = len(self.steps)
-        stride = stride_for(count, most)
-        start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
-        rows = [(step.columns, step.columns.row_of(number)) for step in self.steps[start:]]
-        parts = [
-            (place // stride, *columns.bins(row))
-            for place, (columns, row) in enumerate(rows)
-            if row is not None
-        ]
-        codes = np.concatenate([_NO_CODES, *(codes for _, codes, _ in parts)])
-        places = np.repeat(
-            [place for place, _, _ in parts], [len(codes) for _, codes, _ in parts]
-        ).astype(np.int64)
-        counts = np.concatenate([_NO_COUNTS, *(counts for _, _, counts in parts)])
-        head = {"stride": stride, "from": start}
-        return histogram_block(codes, places, counts, -(-(count - start) // stride), head, 255)
-
-    def all_histograms(self, most: int) -> "AllHistograms":
-        """The histograms of all series at once."""
-        stride = stride_for(len(self.steps), most)
-        keys: list[np.ndarray] = []
-        counts: list[np.ndarray] = []
-        for first in range(0, len(self.steps), stride):
-            own = [step.columns for step in self.steps[first : first + stride]]
-            found = [
-                _counted_keys(own, start, len(self.keys))
-                for start in range(0, len(self.keys), _SERIES_AT_ONCE)
-            ]
-            keys.append(np.concatenate([_NO_COUNTS, *(key for key, _ in found)]))
-            counts.append(np.concatenate([_NO_COUNTS, *(count for _, count in found)]))
-        places = np.repeat(np.arange(len(keys)), [len(each) for each in keys])
-        all_keys = np.concatenate([_NO_COUNTS, *keys])
-        order = np.argsort(all_keys, kind="stable")
-        all_keys, places, all_counts = (
-            all_keys[order],
-            places[order],
-            np.concatenate([_NO_COUNTS, *counts])[order],
-        )
-        starts = np.searchsorted(all_keys, np.arange(len(self.keys) + 1) * NUM_BINS)
-        return AllHistograms(stride, len(keys), starts, all_keys % NUM_BINS, places, all_counts)
-
-    # -- scalars -----------------------------------------------------------------------------------
+        stride, start = _extent(len(self.steps), MOST_HISTOGRAMS, start, known_stride)
+        columns = [step.columns for step in self.steps[start:]]
+        return histogram_block(columns, number, stride, {"stride": stride, "from": start}, 255)
 
     def scalar(
         self, name: str, start: int = 0, known_stride: int = 0, most: int = 2 * MOST_COLUMNS
     ) -> bytes:
         """The numbers logged under a name, from row `start` on."""
         scalars = self.reader.scalars[name]
-        rows = np.stack(
-            [scalars.steps.astype(np.float64), scalars.values, scalars.low, scalars.high]
+        stride, start = _extent(len(scalars), most, start, known_stride)
+        rows = [
+            (scalars.steps, np.nanmax), (scalars.values, np.nanmean),
+            (scalars.low, np.nanmin), (scalars.high, np.nanmax),
+        ]  # fmt: skip
+        shown = np.concatenate(
+            [_grouped(row[None, start:].astype("<f8"), stride, how) for row, how in rows]
         )
-        count = rows.shape[1]
-        stride = stride_for(count, most)
-        start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
-        shown = rows[:, start:]
-        if stride > 1:
-            hows: tuple[Callable[..., Any], ...] = (np.nanmax, np.nanmean, np.nanmin, np.nanmax)
-            shown = np.concatenate(
-                [grouped(shown[each : each + 1], stride, how) for each, how in enumerate(hows)]
-            )
-        return block(
-            {"stride": stride, "from": start, "columns": shown.shape[1]}, shown.astype("<f8")
-        )
-
-    # -- summary -----------------------------------------------------------------------------------
+        return block({"stride": stride, "from": start, "columns": shown.shape[1]}, shown)
 
     def summary(self, start: int = 0, num_series: int = 0, num_findings: int = 0) -> dict[str, Any]:
         """The data of a run besides its numbers: steps from place `start` on, series and findings
@@ -296,83 +188,38 @@ class RunTables:
         }
 
 
-class AllHistograms(NamedTuple):
-    """The bins of all series in all columns. Those of a series lie from `starts[number]` to
-    `starts[number + 1]`.
-    """
-
-    stride: int
-    num_columns: int
-    starts: np.ndarray
-    codes: np.ndarray
-    places: np.ndarray
-    counts: np.ndarray
-
-    def block(self, number: int, most: int, levels: int) -> bytes:
-        """The histograms of one series in at most `most` columns. Counts of merged columns add
-        up.
-        """
-        by = stride_for(self.num_columns, most)
-        own = slice(self.starts[number], self.starts[number + 1])
-        head = {"stride": self.stride * by, "from": 0}
-        num_columns = -(-self.num_columns // by)
-        return histogram_block(
-            self.codes[own], self.places[own] // by, self.counts[own], num_columns, head, levels
-        )
-
-
 def histogram_block(
-    codes: np.ndarray,
-    places: np.ndarray,
-    counts: np.ndarray,
-    num_columns: int,
-    head: dict[str, Any],
-    levels: int,
+    columns: Sequence[Columns], number: int, stride: int, head: dict[str, Any], levels: int
 ) -> bytes:
     """The block of the histograms of one series: a row for each bin in use, in ascending order, a
-    column for each stride. Bins of NaN and infinities are left out.
+    column for each `stride` of the given steps. Bins of NaN and infinities are left out.
     """
-    bins = np.flatnonzero(np.bincount(codes, minlength=NUM_BINS))
-    bins = bins[~np.isin(bins, (NAN, PLUS_INF, MINUS_INF))]
+    rows = [(own, own.row_of(number)) for own in columns]
+    parts = [
+        (place // stride, *own.bins(row))
+        for place, (own, row) in enumerate(rows)
+        if row is not None
+    ]
+    num_columns = -(-len(columns) // stride)
+    places = np.repeat(
+        np.array([place for place, _, _ in parts], np.int64), [len(codes) for _, codes, _ in parts]
+    )
+    codes = np.concatenate([np.zeros(0, np.int64), *(codes for _, codes, _ in parts)])
+    counts = np.concatenate([np.zeros(0, np.int64), *(counts for _, _, counts in parts)])
+    bins = np.setdiff1d(codes, (NAN, PLUS_INF, MINUS_INF))
     bins = bins[np.argsort(bin_order(bins), kind="stable")]
     row_of = np.full(NUM_BINS, len(bins))  # the extra last row takes NaN and infinities
     row_of[bins] = np.arange(len(bins))
-    cells = row_of[codes] * num_columns + places
-    table = np.bincount(cells, weights=counts, minlength=(len(bins) + 1) * num_columns).reshape(
-        len(bins) + 1, num_columns
-    )
-    table = table[: len(bins)]
+    table = np.bincount(
+        row_of[codes] * num_columns + places,
+        weights=counts,
+        minlength=(len(bins) + 1) * num_columns,
+    ).reshape(len(bins) + 1, num_columns)[:-1]
     most = np.maximum(table.max(axis=0, initial=0), 1)
     return block(
         {**head, "columns": num_columns, "bins": bins.tolist(), "levels": levels},
         np.ceil(levels * np.sqrt(table / most)).astype("u1"),
     )
-
-
-def _counted_keys(
-    columns: Sequence[Columns], start: int, num_series: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(keys, counts) of up to `_SERIES_AT_ONCE` series from `start` on, summed over several steps.
-    A key is series number * NUM_BINS + bin code.
-    """
-    keys: list[np.ndarray] = [_NO_COUNTS]
-    counts: list[np.ndarray] = [_NO_COUNTS]
-    end = min(start + _SERIES_AT_ONCE, num_series)
-    for each in columns:
-        rows = slice(*np.searchsorted(each.series, (start, end)))
-        starts = each.starts
-        own = slice(starts[rows.start], starts[rows.stop])
-        keys.append(
-            np.repeat(each.series[rows].astype(np.int64), each.num_bins[rows]) * NUM_BINS
-            + each.codes[own]
-        )
-        counts.append(each.counts[own])
-    together = np.concatenate(keys) - start * NUM_BINS
-    table = np.bincount(
-        together, weights=np.concatenate(counts), minlength=(end - start) * NUM_BINS
-    )
-    found = np.flatnonzero(table)
-    return found + start * NUM_BINS, table[found].astype(np.int64)
 
 
 def _finite(value: Any) -> Any:
@@ -400,8 +247,10 @@ def _shown(columns: Columns, statistic: str) -> np.ndarray:
     return narrowed(values if empty is None else np.where(np.isnan(values), empty, values))
 
 
-def grouped(values: np.ndarray, stride: int, how: Callable[..., Any]) -> np.ndarray:
+def _grouped(values: np.ndarray, stride: int, how: Callable[..., Any]) -> np.ndarray:
     """Columns reduced in groups of `stride`. A group is NaN if all of its columns are NaN."""
+    if stride == 1:
+        return values
     rows, count = values.shape
     groups = -(-count // stride)
     full = np.full((rows, groups * stride), np.nan, values.dtype)

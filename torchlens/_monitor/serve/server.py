@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from torchlens._monitor.read.tables import STATISTICS
+from torchlens._monitor.read.tables import STATISTICS, block
 from torchlens._monitor.record.series import KINDS, WATCHED
 from torchlens._monitor.serve.live import LiveRun, LiveRuns
 from torchlens._monitor.serve.module_page import graph_page
@@ -276,8 +276,10 @@ def _send_table(server: RunServer, options: _Options) -> tuple[str, bytes]:
     if kind not in (*KINDS, WATCHED) or statistic not in STATISTICS:
         raise _Refused(HTTPStatus.BAD_REQUEST, "There is no such table.")
     with run.lock:
-        found = run.tables.table(
-            kind, statistic, _number(options, "from", 0), _number(options, "stride", 0)
+        found = block(
+            *run.tables.table(
+                kind, statistic, _number(options, "from", 0), _number(options, "stride", 0)
+            )
         )
     return "application/octet-stream", found
 
