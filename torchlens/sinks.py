@@ -1,4 +1,4 @@
-"""Where else a run can be sent, besides its folder.
+"""Where a run can be sent besides its folder.
 
 >>> run = torchlens.monitor(model, 'runs/a', sinks=[torchlens.sinks.TensorBoard('tb/a')])
 """

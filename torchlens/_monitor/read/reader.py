@@ -270,7 +270,7 @@ class RunReader:
             "name": self.folder.name, "folder": str(self.folder), "model": info.get("model"),
             "options": info.get("options", {}),
         }  # fmt: skip
-        send(sink, about, joined.steps, joined.keys.__getitem__, joined.scalars, self.findings)
+        send(sink, about, joined.steps, joined.keys, joined.scalars, self.findings)
 
     def to_tensorboard(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Writes the recorded run for TensorBoard. The options are those of

@@ -36,7 +36,7 @@ from torchlens._monitor.record.series import WATCHED, SeriesNames
 from torchlens._monitor.record.stepping import Steps
 from torchlens._monitor.record.watcher import ModuleWatcher
 from torchlens._monitor.record.writer import Writer
-from torchlens._monitor.sinks.sink import RecordedStep, Sink, SinkFeed
+from torchlens._monitor.sinks.sink import Sink, SinkFeed, StepRecord
 from torchlens._monitor.store.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens._monitor.store.rank_files import Counts
 from torchlens._recording.unseen import call_unseen
@@ -354,7 +354,7 @@ class Run:
         """Records again, from the next step on."""
         self._steps.is_on = True
 
-    def listen(self, listener: Callable[[RecordedStep], None]) -> None:
+    def listen(self, listener: Callable[[StepRecord], None]) -> None:
         """Calls `listener` in the writer's thread with each step that has been written to the
         file.
         """
@@ -386,8 +386,7 @@ class Run:
                 f"{error}"
             )
             return
-        rows = self._names.rows
-        feed = SinkFeed(sink, lambda number: rows[number], self.problems)
+        feed = SinkFeed(sink, self.problems)
         self._writer.listeners.append(feed.tell)
         self._writer.at_end.append(feed.finish)
 

@@ -19,7 +19,7 @@ from torchlens._monitor.record.run_health import RunHealth
 from torchlens._monitor.record.samples import value_of
 from torchlens._monitor.record.series import SeriesNames, UnitActivity
 from torchlens._monitor.record.statistics import Observation, summarized
-from torchlens._monitor.sinks.sink import RecordedStep
+from torchlens._monitor.sinks.sink import StepRecord
 from torchlens._monitor.store.columns import Columns, Step, merged
 from torchlens._monitor.store.lines import ScalarRow, line_of, step_line
 from torchlens._monitor.store.rank_files import Counts, RankFiles
@@ -51,7 +51,7 @@ class Writer:
         health: RunHealth | None,
     ) -> None:  # fmt: skip
         self.problems = Problems("the monitor")
-        self.listeners: list[Callable[[RecordedStep], None]] = []
+        self.listeners: list[Callable[[StepRecord], None]] = []
         self.at_end: list[
             Callable[[], None]
         ] = []  # done after the last step, in the writer's thread
@@ -178,7 +178,8 @@ class Writer:
                 self._write_step(part.step, scalars)
             elif scalars:
                 self._files.write(_scalars_line(scalars))
-                self._tell(RecordedStep(None, scalars, []))
+                number = max(step for _, step, _ in scalars)
+                self._tell(StepRecord(number, time(), scalars))
         except BaseException:
             with self._lock:
                 lost = self._part_size or size
@@ -208,12 +209,12 @@ class Writer:
             self._recorded += size
         self._parts, self._part_size = [], 0
         self.last_step = number
-        self._tell(RecordedStep(step, scalars, found))
+        self._tell(StepRecord(number, step.time, scalars, found, columns, self._names.rows))
 
-    def _tell(self, recorded: RecordedStep) -> None:
+    def _tell(self, record: StepRecord) -> None:
         for listener in list(self.listeners):
             try:
-                listener(recorded)
+                listener(record)
             except Exception as error:
                 self.listeners.remove(listener)
                 self.problems.add_failure(

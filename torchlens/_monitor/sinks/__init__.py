@@ -1,3 +1,1 @@
-"""Where a run may be sent, beside its folder: TensorBoard, Weights & Biases, Trackio, MLflow, or
-one of your own.
-"""
+"""Where a run is sent besides its folder."""

@@ -1,9 +1,9 @@
-"""What every sink is: opened with the run, given its recorded steps, closed at the end."""
+"""The protocol of a sink, the records that it is given, and how a run is sent to one."""
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from queue import SimpleQueue
@@ -14,15 +14,15 @@ import numpy as np
 
 from torchlens._health.finding import RunFinding
 from torchlens._monitor.read.views import Scalars
-from torchlens._monitor.store.bins import bin_edges, bin_order
-from torchlens._monitor.store.columns import QUANTILES, Step
+from torchlens._monitor.store.bins import bin_edges
+from torchlens._monitor.store.columns import QUANTILES, Columns, SeriesKey, Step
 from torchlens._text.error_wording import check_count, did_you_mean, got, one_of
 from torchlens._text.problems import Problems
 
 STATISTICS = ("mean", "std", "rms", "low", "high", "zero", "nonfinite", "dead", "saturated")
-# The bin of zero has no width. Programs that draw histograms want one.
+# Half the width of the bin around zero: ours has none, but programs that draw histograms need one.
 _NEAR_ZERO = 1e-38
-# Weights & Biases takes no more; merged steps of a wild tensor may have as many.
+# The most bins that Weights & Biases takes. Merged steps may have more.
 _MOST_BINS = 512
 
 
@@ -37,8 +37,8 @@ class Bins(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SeriesRecord:
-    """One tensor of a module in one step. `module` is '' for the model itself, `name` '' where
-    there is only one tensor.
+    """One tensor of a module in one step. `module` is '' for the model itself; `name` is '' if the
+    module has only one tensor of this kind.
     """
 
     module: str
@@ -46,99 +46,78 @@ class SeriesRecord:
     name: str
     statistics: Mapping[
         str, float
-    ]  # by the names in STATISTICS; what means nothing here is left out
+    ]  # by the names in STATISTICS; those that do not apply are absent
     quantiles: Mapping[float, float]
     num_elements: int
     num_sampled: int
-    total: float  # the sum of what is finite in the sample
-    squares: float  # the sum of its squares
-    codes: np.ndarray
+    total: float  # sum of the finite elements in the sample
+    squares: float  # sum of their squares
+    codes: np.ndarray  # numbers of the bins in use
     code_counts: np.ndarray
 
     @cached_property
     def bins(self) -> Bins | None:
-        """The histogram of what is finite in the sample; None if nothing is."""
+        """The histogram of the finite elements in the sample; None if there are none."""
         return gapless(self.codes, self.code_counts)
 
 
 @dataclass(frozen=True, eq=False)
 class StepRecord:
-    """A recorded step; or, with no `series`, scalars that were logged in between. `scalars` are
+    """A recorded step; or, without `series`, scalars that were logged in between. `scalars` are
     (name, step, value).
     """
 
     step: int
     time: float
-    series: list[SeriesRecord]
-    scalars: list[tuple[str, int, float]]
-    findings: list[RunFinding]
+    scalars: list[tuple[str, int, float]] = field(default_factory=list)
+    findings: list[RunFinding] = field(default_factory=list)
+    columns: Columns | None = None  # the numbers of all series, as stored
+    keys: Sequence[SeriesKey] = ()  # the series by number
+
+    @cached_property
+    def series(self) -> list[SeriesRecord]:
+        """The recorded tensors; empty if the record has only scalars."""
+        columns = self.columns
+        if columns is None:
+            return []
+        keys = [self.keys[number] for number in columns.series.tolist()]
+        return [_series_record(columns, row, key) for row, key in enumerate(keys)]
 
 
-@dataclass(slots=True, eq=False)
-class RecordedStep:
-    """What those who listen to a run are told, in the writer's thread, once it is in the file."""
-
-    step: Step | None  # None if only scalars were logged
-    scalars: list[tuple[str, int, float]]
-    findings: list[RunFinding]
-
-
-def step_records(step: Step, key_of: Callable[[int], Any]) -> Iterator[SeriesRecord]:
-    """The series of a step. `key_of` tells module, kind and name of a series by its number."""
-    columns = step.columns
-    values = {name: getattr(columns, name) for name in STATISTICS}
-    for row, number in enumerate(columns.series.tolist()):
-        key = key_of(number)
-        found = {name: float(own[row]) for name, own in values.items() if not np.isnan(own[row])}
-        quantiles = zip(QUANTILES.tolist(), columns.quantiles[row].tolist(), strict=True)
-        yield SeriesRecord(
-            key.module, key.kind, key.name, found,
-            {level: value for level, value in quantiles if value == value},
-            int(columns.elements[row]), int(columns.sampled[row]), float(columns.total[row]),
-            float(columns.squares[row]), *columns.bins(row),
-        )  # fmt: skip
+def _series_record(columns: Columns, row: int, key: SeriesKey) -> SeriesRecord:
+    values = {name: float(getattr(columns, name)[row]) for name in STATISTICS}
+    quantiles = zip(QUANTILES.tolist(), columns.quantiles[row].tolist(), strict=True)
+    return SeriesRecord(
+        key.module, key.kind, key.name,
+        {name: value for name, value in values.items() if not np.isnan(value)},
+        {level: value for level, value in quantiles if not np.isnan(value)},
+        int(columns.elements[row]), int(columns.sampled[row]), float(columns.total[row]),
+        float(columns.squares[row]), *columns.bins(row),
+    )  # fmt: skip
 
 
 def gapless(codes: np.ndarray, counts: np.ndarray) -> Bins | None:
-    """Bins side by side, from those that are not empty: empty ones where there are gaps, a narrow
-    one around zero.
+    """Adjacent bins: empty ones where there are gaps, and a narrow one around zero, which takes in
+    what is nearer to zero than its edges.
     """
-    order = np.argsort(bin_order(codes), kind="stable")
-    low, high = bin_edges(codes[order])
-    numbers = counts[order]
-    real = np.isfinite(low) & np.isfinite(high)
-    low, high, numbers = low[real], high[real], numbers[real]
+    low, high = bin_edges(codes)
+    is_finite = np.isfinite(low) & np.isfinite(high)
+    low, high, numbers = low[is_finite], high[is_finite], counts[is_finite]
     if not len(numbers):
         return None
-    is_zero = low == high
-    # Numbers that are nearer to zero than that share its bin's place; none is lost.
-    low, high = np.where(is_zero, -_NEAR_ZERO, low), np.where(is_zero, _NEAR_ZERO, high)
-    edges, found = [float(low[0])], []
-    for left, right, count in zip(low.tolist(), high.tolist(), numbers.tolist(), strict=True):
-        if left > edges[-1]:
-            edges.append(left)
-            found.append(0)
-        if right > edges[-1]:
-            edges.append(right)
-            found.append(count)
-        else:
-            found[-1] += count
-    edges_array, counts_array = np.array(edges), np.array(found, np.int64)
-    if len(found) > _MOST_BINS:
-        return _coarser(edges_array, counts_array)
-    return Bins(edges_array, counts_array)
-
-
-def _coarser(edges: np.ndarray, counts: np.ndarray) -> Bins:
-    """Neighbours put together, so that there are few enough."""
-    step = -(-len(counts) // _MOST_BINS)
-    starts = np.arange(0, len(counts), step)
-    return Bins(np.append(edges[starts], edges[-1]), np.add.reduceat(counts, starts))
+    is_near_low, is_near_high = np.abs(low) < _NEAR_ZERO, np.abs(high) < _NEAR_ZERO
+    low = np.where(is_near_low, np.where(is_near_high, -_NEAR_ZERO, _NEAR_ZERO), low)
+    high = np.where(is_near_high, np.where(is_near_low, _NEAR_ZERO, -_NEAR_ZERO), high)
+    edges = np.unique(np.concatenate([low, high]))
+    found = np.zeros(len(edges) - 1, np.int64)
+    np.add.at(found, np.searchsorted(edges, low), numbers.astype(np.int64))
+    starts = np.arange(0, len(found), -(-len(found) // _MOST_BINS))
+    return Bins(np.append(edges[starts], edges[-1]), np.add.reduceat(found, starts))
 
 
 class Sink:
-    """Sends a run somewhere else, beside its folder. Write your own by overriding `open`, `write`
-    and `close`.
+    """Sends a run to another program, besides its folder. Write your own by overriding `open`,
+    `write` and `close`.
 
     >>> class Printer(torchlens.sinks.Sink):
     ...     def write(self, record):
@@ -146,12 +125,12 @@ class Sink:
     ...             print(record.step, series.module, series.kind, series.statistics['rms'])
     >>> run = torchlens.monitor(model, 'runs/a', sinks=[Printer(every=10)])
 
-    `open` is called in the thread that calls `monitor`, `write` and `close` in a thread of the
-    sink's own. A failure there ends the sink alone, and `run.problems` says why. A sink that is too
+    `open` is called in the thread that calls `monitor`, `write` and `close` in the sink's own
+    thread. A failure there ends only this sink, and `run.problems` says why. A sink that is too
     slow misses steps; `run.problems` says how many.
 
     every: send every n-th recorded step; scalars are always sent.
-    statistics: which numbers to send for each tensor; 'quantiles' stands for nine of them.
+    statistics: which numbers to send for each tensor; 'quantiles' stands for nine numbers.
     histograms: whether to send histograms.
     """
 
@@ -178,26 +157,26 @@ class Sink:
         self.histograms = histograms
         self._model = "model"
 
-    # -- for those who write one -------------------------------------------------------------------
+    # -- to override -------------------------------------------------------------------------------
 
     def open(self, info: Mapping[str, Any]) -> None:
-        """The run begins: `info` has 'name', 'folder', 'model' (its class) and 'options'."""
+        """Called when the run begins. `info` has 'name', 'folder', 'model' (its class) and
+        'options'.
+        """
 
     def write(self, record: StepRecord) -> None:
         """Takes a recorded step, or scalars alone."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The run is over."""
+        """Called when the run is over."""
 
-    # -- for those who feed one --------------------------------------------------------------------
+    # -- shared ------------------------------------------------------------------------------------
 
     def begin(self, info: Mapping[str, Any]) -> None:
         """Opens it."""
         self._model = str(info.get("model") or "model")
         self.open(info)
-
-    # -- what sinks share --------------------------------------------------------------------------
 
     def tag(self, series: SeriesRecord, statistic: str = "") -> str:
         """The sink's name of a series: 'outputs/layer1.0.conv1', 'outputs.rms/layer1.0.conv1',
@@ -206,32 +185,38 @@ class Sink:
         place = ".".join(part for part in (series.module or self._model, series.name) if part)
         return f"{series.kind}.{statistic}/{place}" if statistic else f"{series.kind}/{place}"
 
-    def rows(self, record: StepRecord, histogram: Callable[..., Any]) -> dict[int, dict[str, Any]]:
-        """By step, in order: what there is to say of it, by tags. `histogram` is made of
-        `np_histogram=(counts, edges)`.
-        """
-        rows: dict[int, dict[str, Any]] = {}
-        for name, step, value in record.scalars:
-            rows.setdefault(step, {})[name] = value
-        for series in record.series:
-            row = rows.setdefault(record.step, {})
-            row.update(self.numbers(series))
-            if self.histograms and series.bins is not None:
-                row[self.tag(series)] = histogram(
-                    np_histogram=(series.bins.counts, series.bins.edges)
-                )
-        return dict(sorted(rows.items()))
-
     def numbers(self, series: SeriesRecord) -> Iterator[tuple[str, float]]:
-        """The statistics of a series that were asked for, by their tags."""
+        """(tag, value) of the chosen statistics of a series."""
         for name in self.statistics:
             if name == "quantiles":
-                yield from (
-                    (self.tag(series, f"q{level:g}"), value)
-                    for level, value in series.quantiles.items()
-                )
+                for level, value in series.quantiles.items():
+                    yield self.tag(series, f"q{level:g}"), value
             elif name in series.statistics:
                 yield self.tag(series, name), series.statistics[name]
+
+    def all_numbers(self, record: StepRecord) -> Iterator[tuple[str, int, float]]:
+        """(tag, step, value) of the scalars and the chosen statistics of a record."""
+        yield from record.scalars
+        for series in record.series:
+            for tag, value in self.numbers(series):
+                yield tag, record.step, value
+
+    def all_histograms(self, record: StepRecord) -> Iterator[tuple[str, SeriesRecord, Bins]]:
+        """(tag, series, histogram) of a record; nothing if histograms are not wanted."""
+        for series in record.series if self.histograms else ():
+            if series.bins is not None:
+                yield self.tag(series), series, series.bins
+
+    def rows(self, record: StepRecord, histogram: Any) -> list[tuple[int, dict[str, Any]]]:
+        """(step, values by tag) in order of steps. `histogram` is the tracker's class of
+        histograms, made with `np_histogram=(counts, edges)`.
+        """
+        rows: dict[int, dict[str, Any]] = {}
+        for tag, step, value in self.all_numbers(record):
+            rows.setdefault(step, {})[tag] = value
+        for tag, _, (edges, counts) in self.all_histograms(record):
+            rows.setdefault(record.step, {})[tag] = histogram(np_histogram=(counts, edges))
+        return sorted(rows.items())
 
 
 def needed(module: str, extra: str, title: str) -> Any:
@@ -240,7 +225,7 @@ def needed(module: str, extra: str, title: str) -> Any:
         return import_module(module)
     except ImportError as error:
         if (error.name or "").partition(".")[0] != module.partition(".")[0]:
-            # It is there, but something that it needs is not (torch's writer needs tensorboard).
+            # Installed, but a package that it needs is not (torch's writer needs tensorboard).
             raise ImportError(
                 f"{title} cannot be imported: {error}. Run: pip install 'torchlens[{extra}]'."
             ) from error
@@ -251,43 +236,39 @@ def needed(module: str, extra: str, title: str) -> Any:
 
 # -- sending a run ---------------------------------------------------------------------------------
 
-# The steps that may wait. One of a large model takes some hundred kilobytes.
+# The number of records that may wait for a sink. One of a large model takes a few 100 KB.
 MOST_WAITING = 64
 # Seconds that the end of a run waits for a sink.
 _PATIENCE = 120.0
 
 
 class SinkFeed:
-    """Hands recorded steps to one sink. A slow server holds up neither training nor the files.
-    `key_of` gives the module, kind and name of a series by its number.
+    """Hands recorded steps to one sink in a thread of its own. A slow server delays neither the
+    training nor the files.
     """
 
-    def __init__(self, sink: Sink, key_of: Callable[[int], Any], problems: Problems) -> None:
+    def __init__(self, sink: Sink, problems: Problems) -> None:
         self._sink = sink
-        self._key_of = key_of
         self._problems = problems
-        self._queue: SimpleQueue[RecordedStep | None] = SimpleQueue()
+        self._queue: SimpleQueue[StepRecord | None] = SimpleQueue()
         self._num_recorded = self._num_missed = 0
         self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="torchlens sink", daemon=True)
         self._thread.start()
 
-    def tell(self, recorded: RecordedStep) -> None:
+    def tell(self, record: StepRecord) -> None:
         """Takes a step, unless too many wait. Never blocks."""
-        if self._has_failed:
+        due = _due(record, self._num_recorded % self._sink.every == 0)
+        self._num_recorded += record.columns is not None
+        if due is None or self._has_failed:
             return
-        if recorded.step is not None:
-            self._num_recorded += 1
-            if (self._num_recorded - 1) % self._sink.every:
-                recorded = RecordedStep(None, recorded.scalars, recorded.findings)
-        if self._queue.qsize() >= MOST_WAITING:
+        if self._queue.qsize() < MOST_WAITING:
+            self._queue.put(due)
+        else:
             self._num_missed += 1
-            return
-        if recorded.step is not None or recorded.scalars or recorded.findings:
-            self._queue.put(recorded)
 
     def finish(self) -> None:
-        """Waits until all is sent and the sink is closed, within reason."""
+        """Waits until everything is sent and the sink is closed, for a limited time."""
         self._queue.put(None)
         self._thread.join(_PATIENCE)
         name = type(self._sink).__name__
@@ -304,8 +285,8 @@ class SinkFeed:
 
     def _run(self) -> None:
         try:
-            while (recorded := self._queue.get()) is not None:
-                self._sink.write(record_of(recorded, self._key_of))
+            while (record := self._queue.get()) is not None:
+                self._sink.write(record)
         except Exception as error:
             self._fail(error, "no longer gets what is recorded")
         try:
@@ -318,43 +299,33 @@ class SinkFeed:
         self._problems.add_failure(error, f"The sink {type(self._sink).__name__} {what}")
 
 
-def record_of(recorded: RecordedStep, key_of: Callable[[int], Any]) -> StepRecord:
-    """What a sink is given of a step."""
-    step = recorded.step
-    if step is None:
-        number = max((each for _, each, _ in recorded.scalars), default=0)
-        return StepRecord(number, time(), [], recorded.scalars, recorded.findings)
-    return StepRecord(
-        step.last, step.time, list(step_records(step, key_of)), recorded.scalars, recorded.findings
-    )
+def _due(record: StepRecord, has_series: bool) -> StepRecord | None:
+    """The record that a sink gets, with or without series; None if nothing is left."""
+    due = record if has_series else replace(record, columns=None)
+    return due if due.columns is not None or due.scalars or due.findings else None
 
 
 def send(
     sink: Sink,
     info: Mapping[str, Any],
     steps: Sequence[Step],
-    key_of: Callable[[int], Any],
+    keys: Sequence[SeriesKey],
     scalars: Mapping[str, Scalars],
     findings: Sequence[RunFinding],
 ) -> None:
-    """Opens the sink, sends all of it in the order of steps, and closes it. What fails is
-    raised.
-    """
+    """Opens the sink, sends a whole run in the order of steps, and closes the sink."""
     ends = [step.last for step in steps]
-    batches = [
-        RecordedStep(None if place % sink.every else step, [], [])
-        for place, step in enumerate(steps)
-    ]
-    batches.append(RecordedStep(None, [], []))  # what came after the last step
+    records = [StepRecord(step.last, step.time, [], [], step.columns, keys) for step in steps]
+    records.append(StepRecord(max(ends, default=0), time()))  # for what came after the last step
     for name, own in scalars.items():
         for step, value in zip(own.steps.tolist(), own.values.tolist(), strict=True):
-            batches[bisect_left(ends, step)].scalars.append((name, step, value))
+            records[bisect_left(ends, step)].scalars.append((name, step, value))
     for finding in findings:
-        batches[bisect_left(ends, finding.step)].findings.append(finding)
+        records[bisect_left(ends, finding.step)].findings.append(finding)
     sink.begin(info)
     try:
-        for batch in batches:
-            if batch.step is not None or batch.scalars or batch.findings:
-                sink.write(record_of(batch, key_of))
+        for number, record in enumerate(records):
+            if (due := _due(record, number % sink.every == 0)) is not None:
+                sink.write(due)
     finally:
         sink.close()

@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 from torchlens._monitor.record.series import KINDS, WATCHED
-from torchlens._monitor.sinks.sink import SeriesRecord, Sink, StepRecord, needed
+from torchlens._monitor.sinks.sink import STATISTICS, Sink, StepRecord, needed
 from torchlens._text.error_wording import got
 
 
@@ -18,8 +18,8 @@ class TensorBoard(Sink):
     >>> run = torchlens.monitor(model, 'runs/a', sinks=[torchlens.sinks.TensorBoard('tb/a')])
     >>> torchlens.open_run('runs/a').to_tensorboard('tb/a')  # a run that is recorded already
 
-    The histograms have the bins of the run's own (two an octave), not bins of equal width. The
-    other options are those of `Sink`.
+    The histograms have the run's own bins (two per octave), not bins of equal width. The other
+    options are those of `Sink`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -31,21 +31,31 @@ class TensorBoard(Sink):
         self._writer: Any = None
 
     def open(self, info: Mapping[str, Any]) -> None:
-        """Begins an event file."""
+        """Starts an event file."""
         self._writer = self._make(str(self._folder))
 
     def write(self, record: StepRecord) -> None:
-        """Adds what was recorded."""
-        writer = self._writer
-        for name, step, value in record.scalars:
-            writer.add_scalar(name, value, step, walltime=record.time)
-        for series in record.series:
-            for tag, value in self.numbers(series):
-                writer.add_scalar(tag, value, record.step, walltime=record.time)
-            if self.histograms:
-                self._add_histogram(series, record)
+        """Adds the record's scalars, statistics, histograms and findings."""
+        writer, time = self._writer, record.time
+        for tag, step, value in self.all_numbers(record):
+            writer.add_scalar(tag, value, step, walltime=time)
+        for tag, series, bins in self.all_histograms(record):
+            low, high = series.statistics.get("low", nan), series.statistics.get("high", nan)
+            writer.add_histogram_raw(
+                tag,
+                min=low if isfinite(low) else float(bins.edges[0]),
+                max=high if isfinite(high) else float(bins.edges[-1]),
+                num=int(bins.counts.sum()),
+                sum=series.total,
+                sum_squares=series.squares,
+                bucket_limits=bins.edges.tolist(),
+                # TensorBoard's first bucket starts at the smallest float, so it must be empty.
+                bucket_counts=[0, *bins.counts.tolist()],
+                global_step=record.step,
+                walltime=time,
+            )
         for finding in record.findings:
-            writer.add_text("findings", str(finding), finding.step, walltime=record.time)
+            writer.add_text("findings", str(finding), finding.step, walltime=time)
         writer.flush()
 
     def close(self) -> None:
@@ -53,29 +63,9 @@ class TensorBoard(Sink):
         if self._writer is not None:
             self._writer.close()
 
-    def _add_histogram(self, series: SeriesRecord, record: StepRecord) -> None:
-        bins = series.bins
-        if bins is None:
-            return
-        low, high = series.statistics.get("low", nan), series.statistics.get("high", nan)
-        # The first bucket of an event reaches down to the smallest float: an empty one in front
-        # keeps ours as it is.
-        self._writer.add_histogram_raw(
-            self.tag(series),
-            min=low if isfinite(low) else float(bins.edges[0]),
-            max=high if isfinite(high) else float(bins.edges[-1]),
-            num=int(bins.counts.sum()),
-            sum=series.total,
-            sum_squares=series.squares,
-            bucket_limits=bins.edges.tolist(),
-            bucket_counts=[0, *bins.counts.tolist()],
-            global_step=record.step,
-            walltime=record.time,
-        )
-
 
 STEP = "torchlens_step"
-# A run that finds something anew in every step does not fill the summary.
+# The summary of a run has at most so many findings.
 _MOST_FINDINGS = 200
 
 
@@ -85,18 +75,22 @@ class Wandb(Sink):
     >>> wandb = torchlens.sinks.Wandb(project='cnn', mode='offline')
     >>> run = torchlens.monitor(model, 'runs/a', sinks=[wandb])
 
-    If a run of wandb is active (`wandb.init` was called), that one is used and stays open;
-    otherwise one is begun with `settings`, which are the arguments of `wandb.init`, and finished at
-    the end. Everything is logged over the step of the training, 'torchlens_step', so your own
-    `wandb.log` goes on counting as before. Findings are in the run's summary. `every`, `statistics`
-    and `histograms` are those of `Sink`.
+    If a run of wandb is active (`wandb.init` was called), the sink logs to it and leaves it open;
+    otherwise it starts one with `settings`, the arguments of `wandb.init`, and finishes it at the
+    end. The x-axis is the training step, 'torchlens_step', so the step counter of your own
+    `wandb.log` is not affected. Findings are in the run's summary. `every`, `statistics` and
+    `histograms` are those of `Sink`.
     """
 
     def __init__(
-        self, *, every: int = 1, statistics: Any = None, histograms: bool = True, **settings: Any
+        self,
+        *,
+        every: int = 1,
+        statistics: str | Iterable[str] = STATISTICS,
+        histograms: bool = True,
+        **settings: Any,
     ) -> None:
-        chosen = {} if statistics is None else {"statistics": statistics}
-        super().__init__(every=every, histograms=histograms, **chosen)
+        super().__init__(every=every, statistics=statistics, histograms=histograms)
         self._wandb = needed("wandb", "wandb", "Weights & Biases")
         self._settings = settings
         self._run: Any = None
@@ -104,7 +98,7 @@ class Wandb(Sink):
         self._findings: list[str] = []
 
     def open(self, info: Mapping[str, Any]) -> None:
-        """Takes the active run, or begins one."""
+        """Takes the active run, or starts one."""
         self._run = self._wandb.run
         if self._run is None or self._settings:
             settings = {"name": info["name"], **self._settings}
@@ -115,15 +109,15 @@ class Wandb(Sink):
             self._run.define_metric(pattern, step_metric=STEP)
 
     def write(self, record: StepRecord) -> None:
-        """Logs one row for each step that something is told of."""
-        for step, row in self.rows(record, self._wandb.Histogram).items():
+        """Logs one row for each step in the record."""
+        for step, row in self.rows(record, self._wandb.Histogram):
             self._run.log({STEP: step, **row})
         if record.findings and len(self._findings) < _MOST_FINDINGS:
             self._findings += map(str, record.findings)
             self._run.summary["torchlens_findings"] = self._findings[:_MOST_FINDINGS]
 
     def close(self) -> None:
-        """Finishes the run, if it was begun here."""
+        """Finishes the run if this sink started it."""
         if self._is_ours:
             self._run.finish()
 
@@ -133,9 +127,9 @@ class Trackio(Sink):
 
     >>> run = torchlens.monitor(model, 'runs/a', sinks=[torchlens.sinks.Trackio(project='cnn')])
 
-    Begins a run of Trackio with `settings`, the arguments of `trackio.init`, and finishes it at the
-    end. Without a project, the run that `trackio.init` began is used, and stays open. `every`,
-    `statistics` and `histograms` are those of `Sink`.
+    Starts a run of Trackio with `settings`, the arguments of `trackio.init`, and finishes it at the
+    end. Without a project, the sink logs to the run that `trackio.init` started and leaves it open.
+    `every`, `statistics` and `histograms` are those of `Sink`.
     """
 
     def __init__(
@@ -143,19 +137,18 @@ class Trackio(Sink):
         project: str | None = None,
         *,
         every: int = 1,
-        statistics: Any = None,
+        statistics: str | Iterable[str] = STATISTICS,
         histograms: bool = True,
         **settings: Any,
     ) -> None:
-        chosen = {} if statistics is None else {"statistics": statistics}
-        super().__init__(every=every, histograms=histograms, **chosen)
+        super().__init__(every=every, statistics=statistics, histograms=histograms)
         self._trackio = needed("trackio", "trackio", "Trackio")
         self._project = project
         self._settings = settings
         self._run: Any = None
 
     def open(self, info: Mapping[str, Any]) -> None:
-        """Takes the active run, or begins one."""
+        """Takes the active run, or starts one."""
         if self._project is None:
             self._run = self._trackio.context_vars.current_run.get()
             if self._run is None:
@@ -165,33 +158,29 @@ class Trackio(Sink):
                 )
             return
         defaults = {
-            "name": info["name"], "config": {"torchlens_folder": str(info["folder"]),
-            "model": info["model"]},
+            "name": info["name"],
+            "config": {"torchlens_folder": str(info["folder"]), "model": info["model"]},
             "embed": False, "auto_log_cpu": False, "auto_log_gpu": False,
         }  # fmt: skip
         current = self._trackio.context_vars.current_run
         before = current.get()
         self._run = self._trackio.init(project=self._project, **{**defaults, **self._settings})
-        current.set(
-            before
-            # Trackio finishes the current run at exit, again: this one is ours, and was finished by
-            # then
-        )
+        current.set(before)  # otherwise Trackio would finish our run a second time at exit
 
     def write(self, record: StepRecord) -> None:
-        """Logs one row for each step that something is told of."""
-        for step, row in self.rows(record, self._trackio.Histogram).items():
+        """Logs one row for each step in the record."""
+        for step, row in self.rows(record, self._trackio.Histogram):
             self._run.log(row, step=step)
         for finding in record.findings:
             self._run.alert(title=finding.kind, text=str(finding), step=finding.step)
 
     def close(self) -> None:
-        """Finishes the run, if it was begun here."""
+        """Finishes the run if this sink started it."""
         if self._project is not None:
             self._run.finish()
 
 
-# What a server takes in one request.
+# The most metrics that a server takes in one request.
 _MOST_METRICS = 1000
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
@@ -201,10 +190,10 @@ class MLflow(Sink):
 
     >>> run = torchlens.monitor(model, 'runs/a', sinks=[torchlens.sinks.MLflow(experiment='cnn')])
 
-    If a run of MLflow is active, that one is used and stays open; otherwise one is begun in
-    `experiment`, and ended. MLflow draws no histograms: they are in files
-    `torchlens/histograms/step-00000100.json`, with edges and counts by tag. `tracking_uri` says
-    where, if not where `mlflow.set_tracking_uri` did. The other options are those of `Sink`.
+    If a run of MLflow is active, the sink logs to it and leaves it open; otherwise it starts one in
+    `experiment` and ends it. MLflow draws no histograms: they are artifacts,
+    `torchlens/histograms/step-00000100.json`, with edges and counts by tag. `tracking_uri` is the
+    server, if it is not that of `mlflow.set_tracking_uri`. The other options are those of `Sink`.
     """
 
     def __init__(
@@ -225,8 +214,8 @@ class MLflow(Sink):
         self._findings: list[str] = []
 
     def open(self, info: Mapping[str, Any]) -> None:
-        """Takes the run that was named or is active, or begins one."""
-        # By a client, since which run is active is a matter of the thread.
+        """Takes the run of `run_id` or the active one, or starts one."""
+        # A client, because MLflow's active run belongs to one thread and `write` runs in another.
         self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
         active = self._mlflow.active_run()
         if self.run_id is None and active is not None and self._experiment is None:
@@ -241,18 +230,15 @@ class MLflow(Sink):
 
     def write(self, record: StepRecord) -> None:
         """Logs metrics in batches, and a file of histograms."""
-        metric = self._mlflow.entities.Metric
-        time = int(record.time * 1000)
-        found = [metric(_allowed(name), value, time, step) for name, step, value in record.scalars]
-        histograms: dict[str, Any] = {}
-        for series in record.series:
-            found += [
-                metric(_allowed(tag), value, time, record.step)
-                for tag, value in self.numbers(series)
-            ]
-            if self.histograms and series.bins is not None:
-                edges, counts = series.bins
-                histograms[self.tag(series)] = {"edges": edges.tolist(), "counts": counts.tolist()}
+        metric, time = self._mlflow.entities.Metric, int(record.time * 1000)
+        found = [
+            metric(_FORBIDDEN.sub("_", tag), value, time, step)
+            for tag, step, value in self.all_numbers(record)
+        ]
+        histograms = {
+            tag: {"edges": edges.tolist(), "counts": counts.tolist()}
+            for tag, _, (edges, counts) in self.all_histograms(record)
+        }
         for start in range(0, len(found), _MOST_METRICS):
             self._client.log_batch(self.run_id, metrics=found[start : start + _MOST_METRICS])
         if histograms:
@@ -266,7 +252,7 @@ class MLflow(Sink):
             )
 
     def close(self) -> None:
-        """Ends the run, if it was begun here."""
+        """Ends the run if this sink started it."""
         if self._is_ours:
             self._client.set_terminated(self.run_id)
 
@@ -274,7 +260,3 @@ class MLflow(Sink):
         name = self._experiment or "Default"
         known = self._client.get_experiment_by_name(name)
         return str(self._client.create_experiment(name) if known is None else known.experiment_id)
-
-
-def _allowed(name: str) -> str:
-    return _FORBIDDEN.sub("_", name)
