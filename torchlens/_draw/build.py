@@ -396,7 +396,7 @@ class _Builder:
                 for item, text in zip(given, texts, strict=True)
             ]
         drawn = [item for item in self.grouping.item_of if item >= 0]
-        return [Edge(item, number, ("then",), EdgeKind.FAILURE) for item in drawn[-1:]]
+        return [Edge(item, number, ("then",), EdgeKind.ORDER_OF_FAILURE) for item in drawn[-1:]]
 
     def _failure_box(self, path: tuple[int, ...], chain: tuple[int, ...]) -> int:
         """The innermost box around the failure; made if no other node is in it."""

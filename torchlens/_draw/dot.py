@@ -220,6 +220,14 @@ def _node(node: Node, name: str) -> str:
     return f"{_quoted(name)} {_attributes({**found, **node.attributes})}"
 
 
+_EDGE_STYLES: dict[EdgeKind, dict[str, Any]] = {
+    EdgeKind.FORWARD: {},
+    EdgeKind.GRADIENT: {"color": GRADIENT_COLOR},
+    EdgeKind.FAILURE: {"color": FAILURE_FILL, "penwidth": 2, "style": "solid"},
+    EdgeKind.ORDER_OF_FAILURE: {"color": FAILURE_FILL, "penwidth": 2, "style": "dotted"},
+}
+
+
 def _edge(edge: Edge, names: list[str], has_label: bool) -> str:
     found: dict[str, Any] = {}
     if edge.lines and has_label:
@@ -231,14 +239,7 @@ def _edge(edge: Edge, names: list[str], has_label: bool) -> str:
     source, target = (edge.target, edge.source) if edge.is_loop else (edge.source, edge.target)
     if edge.is_loop != (edge.kind is EdgeKind.GRADIENT):
         found["dir"] = "back"
-    if edge.kind is EdgeKind.GRADIENT:
-        found["color"] = GRADIENT_COLOR
-    elif edge.kind is EdgeKind.FAILURE:
-        found |= {
-            "color": FAILURE_FILL,
-            "penwidth": 2,
-            "style": "dotted" if edge.lines == ("then",) else "solid",
-        }
+    found |= _EDGE_STYLES[edge.kind]
     ends = f"{_quoted(names[source])} -> {_quoted(names[target])}"
     return f"{ends} {_attributes({**found, **edge.attributes})}".rstrip()
 

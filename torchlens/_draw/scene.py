@@ -15,11 +15,12 @@ class NodeShape(Enum):
 
 
 class EdgeKind(Enum):
-    """Which way what flows along an edge."""
+    """What an edge stands for."""
 
-    FORWARD = "forward"
+    FORWARD = "forward"  # a value that is read
     GRADIENT = "gradient"
-    FAILURE = "failure"
+    FAILURE = "failure"  # a value that the operation that raised was given
+    ORDER_OF_FAILURE = "order of failure"  # from the last operation before the model raised
 
 
 @dataclass(frozen=True, slots=True)

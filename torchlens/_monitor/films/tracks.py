@@ -1,8 +1,8 @@
-"""Which tensors `run.embed` and `run.video` follow, and the copies of them for the film process."""
+"""Which tensors `run.embed` and `run.video` follow, and the copies for the film process."""
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeAlias, get_args
@@ -18,7 +18,7 @@ Basis: TypeAlias = Literal["aligned", "fixed"]
 Method: TypeAlias = Literal["pca", "tsne"]
 Show: TypeAlias = Literal["auto", "images", "histogram", "pca", "tsne"]
 
-# At most so many copies in a step, each of at most so many elements.
+# The most copies in a step, and the most elements of a copy.
 _MOST_CAPTURES = 64
 _MOST_ELEMENTS = 1 << 20
 # Packages that the film process needs: the extra that installs each, and what it is for.
@@ -60,7 +60,7 @@ class Track:
 
     @property
     def is_on(self) -> bool:
-        """Whether it takes tensors now."""
+        """True while it takes tensors."""
         is_in_time = self._end is None or monotonic() < self._end
         return self._is_on and not self._is_stopped and is_in_time
 
@@ -73,11 +73,11 @@ class Track:
         self._is_on = True
 
     def stop(self) -> None:
-        """Takes nothing any more."""
+        """Ends it."""
         self._is_stopped = True
 
     def takes(self, address: str) -> bool:
-        """Whether it takes the tensor that comes now; of several calls in a step, the first."""
+        """True if the tensor of this call is due: the first call in every n-th recorded step."""
         step = self._step_of()
         if not self.is_on or step - self._last.get(address, -self._every) < self._every:
             return False
@@ -85,11 +85,21 @@ class Track:
         self.num_taken += 1
         return True
 
-    def rows_of(self, address: str, shape: Sequence[int]) -> int:
-        """How many rows of a tensor it takes: of batches of images, the first is shown."""
+    def first_rows(self, address: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A copy of the rows that are shown; None if the tensor cannot be shown. Of a batch of
+        images, only the first is shown.
+        """
+        own = local_value(tensor)
+        is_dense = own.is_floating_point() and own.layout is torch.strided and own.dim() > 0
+        if not is_dense or why_valueless(own) is not None:
+            return None
         show = self.options[address].get("show")
-        how = shown_as(shape) if show == "auto" else show
-        return 1 if how == "images" and len(shape) >= 4 else self.rows
+        how = shown_as(own.shape) if show == "auto" else show
+        num_rows = 1 if how == "images" and own.dim() >= 4 else self.rows
+        part = own.detach()[:num_rows].to(torch.float32, copy=True)
+        if part.numel() > _MOST_ELEMENTS:
+            part = part[: max(_MOST_ELEMENTS // max(part[0].numel(), 1), 1)]
+        return part
 
     def __repr__(self) -> str:
         state = "stopped" if self._is_stopped else "on" if self.is_on else "off"
@@ -117,23 +127,15 @@ class Tracks:
     def capture(
         self, by_address: dict[str, list[Track]], address: str, tensor: torch.Tensor
     ) -> None:
-        """Copies the first rows of a tensor for each track that follows it. Call it quietly."""
+        """Copies the first rows of a tensor for each track that follows it. Call it unrecorded."""
         for track in by_address.get(address, ()):
-            own = local_value(tensor)
-            if (
-                not track.takes(address)
-                or len(self._captures) >= _MOST_CAPTURES
-                or not (own.is_floating_point() and own.layout is torch.strided and own.dim())
-                or why_valueless(own) is not None
-            ):
+            if not track.takes(address) or len(self._captures) >= _MOST_CAPTURES:
                 continue
-            rows = own.detach()[: track.rows_of(address, own.shape)]
-            part = rows.to(torch.float32, copy=True)
-            if part.numel() > _MOST_ELEMENTS:
-                part = part[: max(_MOST_ELEMENTS // max(part[0].numel(), 1), 1)]
-            options = track.options[address]
-            name = options.get("path") or options.get("name") or address
-            self._captures.append(Capture(track.job, name, options, part))
+            part = track.first_rows(address, tensor)
+            if part is not None:
+                options = track.options[address]
+                name = options.get("path") or options.get("name") or address
+                self._captures.append(Capture(track.job, name, options, part))
 
     def take_captures(self) -> list[Capture]:
         """The copies since the last time."""
@@ -141,7 +143,7 @@ class Tracks:
         return found
 
     def unseen(self, known: Iterable[str]) -> list[str]:
-        """A sentence about each name that no tensor came under: it may be mistyped."""
+        """A sentence for each name that never occurred: it may be mistyped."""
         found, addresses = [], set(known)
         for track in self.all:
             if not track.num_taken and not addresses.issuperset(track.options):

@@ -152,7 +152,7 @@ class RunTables:
         """The numbers logged under a name, from row `start` on."""
         scalars = self.reader.scalars[name]
         stride, start = _extent(len(scalars), most, start, known_stride)
-        rows = [
+        rows: list[tuple[np.ndarray, Callable[..., Any]]] = [
             (scalars.steps, np.nanmax), (scalars.values, np.nanmean),
             (scalars.low, np.nanmin), (scalars.high, np.nanmax),
         ]  # fmt: skip
