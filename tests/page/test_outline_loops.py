@@ -173,12 +173,44 @@ def test_two_loops_of_equal_length_after_each_other_are_two():
 
 
 def test_loops_that_share_a_layer_are_two():
-    statements = [(3, [1, 2]), (2, [2, 4])]
-    history = tl.get_model_metadata(Program(statements, 6), torch.ones(1, 3))
+    class Sharing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = self.b(self.a(x) + 1)
+            for _ in range(2):
+                x = self.c(self.b(x) * 2)
+            return x
+
+    history = tl.get_model_metadata(Sharing(), torch.ones(1, 3))
     found = _outlined(history)
     check(history, found)
     loops = [part for part in found.root.children if part.kind == "loop"]
     assert [loop.num_passes for loop in loops] == [3, 2]
+
+
+class Sampler(nn.Module):
+    """A loop in which nearly all steps are the same: the last one adds no noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 3)
+
+    def forward(self, x):
+        for step in range(8):
+            x = x - self.net(x) * (0.1 * step)
+            if step < 7:
+                x = x + torch.randn_like(x)
+        return x
+
+
+def test_a_loop_whose_last_iteration_is_shorter_is_one_loop():
+    found = _outlined(tl.get_model_metadata(Sampler(), torch.ones(1, 3)))
+    loops = [part for part in _all(found.root) if part.kind == "loop"]
+    assert [loop.num_passes for loop in loops] == [8]
 
 
 def test_a_layer_used_at_two_places_is_no_loop():

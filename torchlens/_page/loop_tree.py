@@ -17,34 +17,19 @@ from typing import NamedTuple
 from torchlens._graph.paths import topological_order
 from torchlens._graph.repeats import UnionFind
 
-_FEWEST_SHARE = 20  # a loop covers at least 1 / 20 of the elements
-_MOST_REMAINDERS = 60  # consecutive loops that share a symbol, before they are merged
-
 Pattern = tuple[int, ...]
 _Cut = list[tuple[int, int]]  # where the iterations of a pattern begin and end
 # (unit, loops in which this step begins an iteration, outermost first)
 _Step = tuple[int, tuple[int, ...]]
 
 
-class _Run(NamedTuple):
-    """Similar consecutive pieces of a cut. `last` is the length of the last one's matching part."""
-
-    start: int
-    stop: int
-    last: int
-
-    def length(self, cut: _Cut) -> int:
-        return cut[self.stop - 1][0] + self.last - cut[self.start][0]
-
-
 class _Position(NamedTuple):
-    """The context of patterns: the enclosing loop (-1 for none), and the number of preceding loops
-    that share a symbol. If `is_fine`, the same symbol at different places counts as different.
+    """The context of patterns: the enclosing loop (-1 for none). If `is_fine`, the same symbol at
+    different places counts as different.
     """
 
     loop: int = -1
     is_fine: bool = False
-    depth: int = 0
 
 
 @dataclass(slots=True)
@@ -161,27 +146,10 @@ class _Parser:
         exact = _exact_cuts(symbols)
         if exact is not None:
             return self._loop(patterns, exact, at)
-        # The places may repeat exactly where the symbols do not.
-        if not at.is_fine and all(map(_repeats_as_loops, patterns)):
+        if not at.is_fine and _num_distinct(patterns) > _num_distinct(symbols):
             return self.parse(patterns, at._replace(is_fine=True))
-        return self._irregular(patterns, symbols, at)
-
-    def _irregular(
-        self, patterns: Sequence[Pattern], symbols: Sequence[Pattern], at: _Position
-    ) -> list[list[_Step]]:
-        """Parses stretches that do not repeat exactly: one loop with different iterations, a loop
-        with other elements around it, or coincidentally similar pieces.
-        """
-        num_symbols, num_elements = _num_distinct(symbols), sum(map(len, symbols))
         cuts = _cut_into_iterations(symbols)
-        runs = list(map(_similar_runs, symbols, cuts))
-        if _is_one_loop(cuts, runs):
-            return self._loop(patterns, cuts, at)
-        if not at.is_fine and _num_distinct(patterns) > num_symbols:
-            return self.parse(patterns, at._replace(is_fine=True))
-        if at.depth < _MOST_REMAINDERS and _begins_with_loop(cuts, runs, num_elements):
-            return self._pieces(patterns, cuts, runs, at)
-        if num_elements >= 2 * num_symbols:
+        if sum(map(len, symbols)) >= 2 * _num_distinct(symbols):
             return self._loop(patterns, cuts, at)
         return self._apart(patterns, cuts, at)
 
@@ -219,31 +187,6 @@ class _Parser:
         found = _common_order(sequences)
         if found is not None:
             self.tree.orders[loop] = found
-
-    def _pieces(
-        self,
-        patterns: Sequence[Pattern],
-        cuts: Sequence[_Cut],
-        runs: Sequence[list[_Run]],
-        at: _Position,
-    ) -> list[list[_Step]]:
-        """Parses patterns that consist of a loop, with other elements before and after it."""
-        before, inside, inner_cuts, after = [], [], [], []
-        for pattern, cut, found in zip(patterns, cuts, runs, strict=True):
-            begin, end, own = len(pattern), len(pattern), _Cut()
-            if found:
-                run = found[0]
-                begin, own = cut[run.start][0], cut[run.start : run.stop]
-                end = begin + run.length(cut)
-            before.append(pattern[:begin])
-            inside.append(pattern[begin:end])
-            inner_cuts.append([(a - begin, min(b, end) - begin) for a, b in own])
-            after.append(pattern[end:])
-        beside = at._replace(depth=at.depth + 1)
-        first = self._each(self.parse, before, beside)
-        middle = self._loop(inside, inner_cuts, at)
-        last = self._each(self.parse, after, beside)
-        return [a + b + c for a, b, c in zip(first, middle, last, strict=True)]
 
     def _apart(
         self, patterns: Sequence[Pattern], cuts: Sequence[_Cut], at: _Position
@@ -336,28 +279,6 @@ def _exact_cuts(symbols: Sequence[Pattern]) -> list[_Cut] | None:
     ]
 
 
-def _is_one_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]]) -> bool:
-    """True if every pattern consists of the iterations of one loop."""
-    whole = [[_Run(0, len(cut), cut[-1][1] - cut[-1][0])] for cut in cuts]
-    return any(runs) and all(
-        own == ([] if len(cut) == 1 else all_of_it)
-        for cut, own, all_of_it in zip(cuts, runs, whole, strict=True)
-    )
-
-
-def _begins_with_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]], num_elements: int) -> bool:
-    """True if the first runs are a loop, not a few coincidentally similar iterations among many
-    different ones.
-    """
-    lengths = [[run.length(cut) for run in own] for cut, own in zip(cuts, runs, strict=True)]
-    first, covered = sum(sum(own[:1]) for own in lengths), sum(map(sum, lengths))
-    if first * _FEWEST_SHARE < num_elements:
-        return False
-    is_long = any(own and own[0].stop - own[0].start > 2 for own in runs)
-    to_the_end = all(own and own[0].stop == len(cut) for cut, own in zip(cuts, runs, strict=True))
-    return is_long or to_the_end or 2 * covered >= num_elements
-
-
 def _period_of(own: Pattern) -> int:
     """The period of the sequence; its length if it is not periodic.
 
@@ -445,50 +366,3 @@ def _cut(own: Pattern, first: int, after: int) -> _Cut:
             is_due = False
         is_due = is_due or own[at] == after
     return list(zip(starts, [*starts[1:], len(own)], strict=True))
-
-
-def _similar_runs(symbols: Pattern, cut: _Cut) -> list[_Run]:
-    """The runs of similar consecutive iterations. The last iteration of a run may match only in its
-    first part (see `_Run`).
-    """
-    pieces = [symbols[start:stop] for start, stop in cut]
-    found: list[_Run] = []
-    start = 0
-    while start + 1 < len(pieces):
-        stop = start + 1
-        while stop < len(pieces) and _alike(pieces[stop - 1], pieces[stop]):
-            stop += 1
-        own = pieces[start:stop]
-        if stop < len(pieces) and (length := _as_before(own, pieces[stop])):
-            stop += 1
-            found.append(_Run(start, stop, length))
-        elif len(own) > 1:
-            length = 0 if own[-1] == own[-2] else _as_before(own[:-1], own[-1])
-            found.append(_Run(start, stop, length or len(own[-1])))
-        start = stop
-    return found
-
-
-def _alike(one: Pattern, other: Pattern) -> bool:
-    if one == other:
-        return True
-    a, b = set(one), set(other)
-    return 2 * len(a & b) > len(a | b)
-
-
-def _as_before(earlier: list[Pattern], piece: Pattern) -> int:
-    """The length of the beginning of a piece that is one more iteration like the earlier ones, and
-    ends like one of them; 0 if there is none.
-    """
-    bodies = set(earlier)
-    follows = {pair for body in bodies for pair in pairwise(body)}
-    ends = {body[-1] for body in bodies}
-    starts = {body[0] for body in bodies}
-    if piece[0] not in starts:
-        return 0
-    length = 1
-    while length < len(piece) and (piece[length - 1], piece[length]) in follows:
-        length += 1
-    while length and piece[length - 1] not in ends:
-        length -= 1
-    return length if 2 * length >= min(map(len, bodies)) else 0
