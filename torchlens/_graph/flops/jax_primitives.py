@@ -11,12 +11,10 @@ from torchlens._graph.flops.shaped_call import Formula, Product, ShapedCall, mat
 
 def _dot_general(call: ShapedCall) -> Iterator[Product]:
     """A product of two arrays, summed over the dimensions that `dimension_numbers` names."""
-    left, right = call.has(0), call.has(1)
+    left, right = call.operand(0), call.operand(1)
     (summed_left, summed_right), _ = call.value(2, "dimension_numbers")
     shape, dims = (call.shapes[0], summed_left) if left else (call.shapes[1], summed_right)
-    yield matrix_product(
-        call.output, prod(shape[dim] for dim in dims), (0,) if left else (), (1,) if right else ()
-    )
+    yield matrix_product(call.output, prod(shape[dim] for dim in dims), left, right)
 
 
 def _ragged_dot(call: ShapedCall) -> Iterator[Product]:

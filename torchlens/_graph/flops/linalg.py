@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import log2, prod
 from typing import Any
 
-from torchlens._graph.flops.shaped_call import Formula, Operand, Product, Shape, ShapedCall, named
+from torchlens._graph.flops.shaped_call import Formula, Product, Shape, ShapedCall, named
 
 _MATRIX = ("A", "input", "self", "LU", "B")
 
@@ -37,9 +37,7 @@ def _system(factor: Callable[[int], Any], per_column: int, matrix: int = 0) -> F
 
     def formula(call: ShapedCall) -> Iterator[Product]:
         left = call.locate(matrix, *_MATRIX)
-        right: Operand = ()
-        if call.has(1 - matrix, "B", "b", "other", "input2"):
-            right = (call.locate(1 - matrix, "B", "b", "other", "input2"),)
+        right = call.operand(1 - matrix, "B", "b", "other", "input2")
         size = call.shapes[left][-1]
         batch = prod(call.shapes[left][:-2])
         columns = prod(call.output) // size if size else 0  # of all systems together
@@ -74,10 +72,16 @@ def _power(call: ShapedCall) -> Iterator[Product]:
     )
 
 
-def _matrix_norm(call: ShapedCall) -> Iterator[Product]:
-    """Some norms are those of the singular values; the others only add."""
+def _norm(call: ShapedCall) -> Iterator[Product]:
+    """Some norms of matrices are those of the singular values; all others only add."""
     order = call.value(1, "ord", call.value(1, "p", "fro"))
-    return iter(_matrix(_singular_values)(call)) if order in (2, -2, "nuc") else iter(())
+    location = call.locate(0, *_MATRIX)
+    shape = call.shapes[location]
+    dims = call.value(2, "dim", (-2, -1) if len(shape) > 1 else -1)
+    if order in (2, -2, "nuc") and not isinstance(dims, int) and len(dims) == 2:
+        small, large = sorted(shape[dim] for dim in dims)
+        count = prod(shape) // (small * large) if small else 0
+        yield Product(int(count * _singular_values(large, small)), ((location,),))
 
 
 def _qr(rows: int, columns: int) -> Fraction:
@@ -180,7 +184,7 @@ LINALG: dict[str, Formula] = {
     **named("triangularsolve", _triangular),
     **named("linalglstsq", _least_squares),
     **named("linalgmatrixpower matrixpower", _power),
-    **named("linalgmatrixnorm linalgnorm", _matrix_norm),
+    **named("linalgmatrixnorm linalgnorm", _norm),
     **named("fftfft fftifft", _transform(1)),
     **named("fftfft2 fftifft2", _transform(2)),
     **named("fftfftn fftifftn", _transform(None)),

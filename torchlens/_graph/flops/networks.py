@@ -106,9 +106,10 @@ def _by_weight(call: ShapedCall, weight: Location, num_rows: int, operand: Opera
 
 def _cell(call: ShapedCall) -> Iterator[Product]:
     """`lstm_cell(input, hx, w_ih, w_hh, b_ih, b_hh)`."""
-    rows = prod(call.shape(0, "input")[:-1])
+    given = call.locate(0, "input")
+    rows = prod(call.shapes[given][:-1])
     states = call.inside(1, "hx") or [call.locate(1, "hx")]
-    yield _by_weight(call, call.locate(2, "w_ih"), rows, (call.locate(0, "input"),))
+    yield _by_weight(call, call.locate(2, "w_ih"), rows, (given,))
     yield _by_weight(call, call.locate(3, "w_hh"), rows, tuple(states[:1]))
 
 

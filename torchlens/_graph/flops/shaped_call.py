@@ -32,11 +32,9 @@ class ShapedCall(NamedTuple):
                 return location
         raise KeyError(names[0] if names else position)
 
-    def has(self, position: int, *names: str) -> bool:
-        return any(location in self.shapes for location in (position, *names))
-
-    def shape(self, position: int, *names: str) -> Shape:
-        return self.shapes[self.locate(position, *names)]
+    def operand(self, position: int, *names: str) -> Operand:
+        """The same as an operand; empty if the shape was not recorded."""
+        return tuple([place for place in (position, *names) if place in self.shapes][:1])
 
     def inside(self, position: int, *names: str) -> list[Location]:
         """Where the tensors of a list argument are, in order."""
