@@ -13,6 +13,8 @@ from torchlens._page.entry_columns import (
     EntryColumns,
     Places,
     Strings,
+    costs_of,
+    dtype_text,
     finite_number,
     place_text,
     shape_text,
@@ -73,7 +75,7 @@ class _Writer:
         self.places = Places(self.strings)
         self.statistics = Statistics()
         self.entries = EntryColumns(log, self.strings, self.places, self.statistics)
-        self.parts = PartColumns(log, self.strings, self.places, self.entries)
+        self.parts = PartColumns(log, self.strings, self.places)
 
     def write(
         self, overlays: Mapping[str, Mapping[str, float]], title: str | None, has_repeats: bool
@@ -87,14 +89,15 @@ class _Writer:
         parts = list(chosen.walk(found.root))
         shown = [part for part, _ in parts]
         number_of = {id(part): number for number, part in enumerate(shown)}
-        entries = self.entries.columns(chosen, failure, failed)
-        left_out = self.parts.left_out(chosen, number_of)
+        costs = costs_of(self.log)
+        entries = self.entries.columns(chosen, costs, failure, failed)
+        left_out = self.parts.left_out(chosen, costs, number_of)
         marks = [self._overlay(name, values, shown) for name, values in overlays.items()]
         data = {
             "title": title or recording.model_name,
             "model": recording.model_name,
             "tensors": len(self.log.graph.recorded),
-            "bytes": sum(entries["bytes"]) + (sum(left_out["bytes"]) if left_out else 0),
+            "bytes": sum(costs.bytes),
             "params": self.history.total_params,
             "paramBytes": self.history.total_params_fsize,
             "seconds": recording.seconds_forward,
@@ -149,17 +152,16 @@ class _Writer:
             recorded.get(number) if param.grad is None else param.grad
             for number, param in enumerate(params)
         ]
+        strings, add = self.strings, self.statistics.add
         return {
-            "address": [
-                self.strings(address) for address in recording.param_addresses[: len(params)]
-            ],
-            "shape": [self.strings(shape_text(param.shape)) for param in params],
-            "dtype": [self.strings(str(param.dtype).removeprefix("torch.")) for param in params],
+            "address": list(map(strings, recording.param_addresses[: len(params)])),
+            "shape": [strings(shape_text(param.shape)) for param in params],
+            "dtype": [strings(dtype_text(param.dtype)) for param in params],
             "count": [param.numel() for param in params],
-            "bytes": [param.numel() * param.element_size() for param in params],
+            "bytes": [param.nbytes for param in params],
             "trained": [int(param.requires_grad) for param in params],
-            "stat": [self.statistics.add(param) for param in opened_params(params)],
-            "grad": [self.statistics.add(gradient) for gradient in gradients],
+            "stat": list(map(add, opened_params(params))),
+            "grad": list(map(add, gradients)),
         }
 
     def _overlay(self, name: str, values: Mapping[str, float], parts: list[Part]) -> dict[str, Any]:

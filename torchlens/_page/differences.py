@@ -14,6 +14,7 @@ from torchlens._page.parts import Part
 from torchlens._recording.operation_kinds import SAME_NUMBERS
 from torchlens._recording.recording import Row
 from torchlens._recording.tolerance import dense, is_rounding, relative_error
+from torchlens.errors import ValueChangedError
 
 # From the strongest to the weakest; a part has the colour of its strongest difference.
 KINDS_OF_DIFFERENCE = (
@@ -241,13 +242,10 @@ class _Operations:
 
     def error(self, entries: tuple[int, int]) -> float | None:
         """The relative error of the saved values; None if they cannot be compared."""
-        values = []
-        for log, entry in zip(self.logs, entries, strict=True):
-            number = log.graph.recorded[entry]
-            value, version = log.recording.values[number], log.recording.versions[number]
-            if value is None or (version >= 0 and value._version != version):
-                return None
-            values.append(value)
+        try:
+            values = [log.value(entry) for log, entry in zip(self.logs, entries, strict=True)]
+        except ValueChangedError:
+            return None
         return _error_between(*values)
 
     def is_rounding(self, error: float, entries: tuple[int, int]) -> bool:

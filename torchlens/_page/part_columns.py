@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from torchlens._history.log import Log
-from torchlens._page.entry_columns import EntryColumns, Places, Strings
+from torchlens._page.entry_columns import Costs, Places, Strings
 from torchlens._page.names import KINDS, PARTS, SIDES, PartNames
 from torchlens._page.parts import Outline, Part, Selection
 
@@ -13,11 +13,8 @@ from torchlens._page.parts import Outline, Part, Selection
 class PartColumns:
     """The columns with what the page shows of each part of the outline."""
 
-    def __init__(
-        self, log: Log, strings: Strings, places: Places, entry_columns: EntryColumns
-    ) -> None:
+    def __init__(self, log: Log, strings: Strings, places: Places) -> None:
         self._log, self._strings, self._places = log, strings, places
-        self._entry_columns = entry_columns
         self._names = PartNames(log)
 
     def columns(self, chosen: Selection, parts: Sequence[tuple[Part, int]]) -> dict[str, list[Any]]:
@@ -115,19 +112,20 @@ class PartColumns:
         called = {record.address for record in recording.module_calls}
         return called | {address.rpartition(".")[0] for address in read}
 
-    def left_out(self, chosen: Selection, number_of: Mapping[int, int]) -> dict[str, Any] | None:
+    def left_out(
+        self, chosen: Selection, costs: Costs, number_of: Mapping[int, int]
+    ) -> dict[str, Any] | None:
         """How much of each part the page does not carry; None if it carries everything."""
         if chosen.number_of is None:
             return None
-        costs, left_out = self._entry_columns, chosen.left_out
-        entries = left_out.values()
-        return {
+        left_out = chosen.left_out
+        sums = {
+            name: [round(sum(of_entry[at] or 0 for at in own), 1) for own in left_out.values()]
+            for name, of_entry in zip(costs._fields, costs, strict=True)
+        }
+        return sums | {
             "part": [number_of[key] for key in left_out],
             "passes": [chosen.passes_left_out[key] for key in left_out],
-            "bytes": [sum(map(costs.num_bytes, own)) for own in entries],
-            "micros": [round(sum(map(costs.micros, own)), 1) for own in entries],
-            "flops": [sum(map(costs.flops, own)) for own in entries],
-            "backward": [sum(costs.backward(entry) or 0 for entry in own) for own in entries],
             "carried": len(chosen.entries),
             "parents": self._num_absent(self._log.graph.parents, chosen.number_of),
             "children": self._num_absent(self._log.graph.children, chosen.number_of),
