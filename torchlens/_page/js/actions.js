@@ -1,4 +1,4 @@
-/* What the reader can do: open, close, select, follow an edge. */
+/* The actions of a user: open, close, select, follow an edge. */
 
 import { $, HEAD_H, NODE_H, P, SIDE, isOpenable, kids, scene, state, tell, timings, within } from "./outline.js";
 import { forgetLinks, links } from "./links.js";
@@ -10,7 +10,7 @@ import { applyView, bringIntoView } from "./camera.js";
 import { showPanel } from "./panel.js";
 import { drawCrumbs, drawSides } from "./bar.js";
 
-/* `aim` moves the view to where it belongs in the new arrangement. */
+/* Draws again after a change; `aim` moves the view. */
 export function refresh(before, aim) {
   const t = performance.now();
   arrange();
@@ -86,7 +86,7 @@ export function follow(direction) {
       if (direction === "down" && within(s, i) && !within(t, i)) found.push(t);
       if (direction === "up" && within(t, i) && !within(s, i)) found.push(s);
     }
-    // The main line before its side branches: the nearest in height, then in breadth.
+    // The nearest node, first by row, then by column: the main path before its side branches.
     const far = k => { const n = scene.nodes.get(k); return Math.abs(n.y - here.y) + 0.5 * Math.abs(n.x + n.w / 2 - here.x - here.w / 2) + (SIDE[P.side[k]] && SIDE[P.side[k]] !== "view" ? 5000 : 0); };
     found.sort((a, b) => far(a) - far(b));
     if (found.length) select(found[0], { isFocused: true });

@@ -1,4 +1,4 @@
-/* The state of the page in its address, so that a link opens what was seen. */
+/* The state of the page in its URL: a link opens the same view. */
 
 import { $, N, P, isOpenable, state, tell } from "./outline.js";
 import { forgetLinks } from "./links.js";
@@ -35,7 +35,7 @@ function hashText() {
 export function remember() {
   if (!timer) timer = setTimeout(writeDown, 150);
 }
-/* Opening and selecting are steps that one can go back; moving the view and typing are not. */
+/* Opening and selecting add a step to the browser history; panning and typing do not. */
 const stepOf = text => text.replace(/&[vq]=[^&]*/g, "");
 function writeDown() {
   clearTimeout(timer);
@@ -50,7 +50,7 @@ function writeDown() {
   }
   drawSteps(at > 0, at < steps.length - 1);
 }
-/* Returns false where there is no such step. */
+/* Returns false if there is no such step. */
 export function goStep(by) {
   if (timer) writeDown();
   if (!steps[at + by]) return false;
@@ -60,7 +60,7 @@ export function goStep(by) {
   drawSteps(at > 0, at < steps.length - 1);
   return true;
 }
-/* The browser went to another address: one of our steps, or one that was typed. */
+/* Called when the URL changes: by the back button, or by a typed URL. */
 export function arrive(known) {
   clearTimeout(timer);
   timer = 0;
@@ -69,7 +69,7 @@ export function arrive(known) {
   restore(text);
   drawSteps(at > 0, at < steps.length - 1);
 }
-/* Opens what an address tells. Returns false where it tells nothing, and says so where it cannot be followed. */
+/* Restores the state in a URL. Returns false if there is none; shows a message if it does not fit this model. */
 export function restore(text) {
   if (text.replace(/^#/, "") === "") return false;
   let isBroken = false;

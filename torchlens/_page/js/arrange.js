@@ -1,4 +1,4 @@
-/* Where everything that is visible stands. */
+/* The positions of everything visible. */
 
 import { D, FOOT, HEAD_H, LINE_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kids, scene, siblings, state } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";

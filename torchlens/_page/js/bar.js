@@ -1,4 +1,4 @@
-/* The bar at the top: where the selection is, what is shown, and how deep. */
+/* The bar at the top: path of the selection, filters, depth. */
 
 import { $, P, S, scene, state } from "./outline.js";
 import { forgetLinks } from "./links.js";
@@ -51,7 +51,7 @@ export function drawSteps(hasBack, hasForward) {
   $("back").disabled = !hasBack;
   $("forward").disabled = !hasForward;
 }
-/* What is in the menu besides the kinds that can be hidden. */
+/* The other entries of the menu. */
 export function drawMenu() {
   const most = levelsIn(0), button = (text, title, onclick) => html("button", { type: "button", title, onclick }, text);
   const numbers = [];

@@ -1,4 +1,4 @@
-/* Which part of the scene is seen: pan and zoom. */
+/* The visible part of the scene: pan and zoom. */
 
 import { $, NODE_H, SMALLEST_TEXT, scene, stage, state, tell } from "./outline.js";
 import { TEXT } from "./numbers.js";
@@ -13,12 +13,12 @@ export function applyView() {
   drawMap();
   remember();
 }
-/* The reader moved the view from where it was before. */
+/* Called after the user moved the view. */
 export function moved(before) {
   applyView();
   tell("moved", before, state.view);
 }
-/* Sizes are measured when they may have changed and not with every drawing: asking makes the browser lay out everything that was just drawn. */
+/* Sizes are measured only when they may have changed: measuring forces the browser to lay out the page. */
 let sizes = null;
 export function measureAnew() {
   const here = stage.getBoundingClientRect(), side = $("side").getBoundingClientRect();
@@ -29,14 +29,14 @@ export function measureAnew() {
 const resized = new ResizeObserver(() => { measureAnew(); drawSeen(); });
 for (const el of [stage, $("side")]) resized.observe(el);
 export const stageSize = () => (sizes || measureAnew()).stage;
-/* How much of the stage can be seen: on a phone the panel may cover its lower part. */
+/* The visible height of the stage: on a phone, the panel may cover its lower part. */
 const seenSize = () => (sizes || measureAnew()).seen;
 export function fit(isOpening) {
   measureAnew();  // who asks for it may have just changed the place that there is
   aimAtAll(isOpening);
   applyView();
 }
-/* To aim is to say where the view is to be; what is drawn next is drawn there. */
+/* Sets the view for the next drawing. */
 export function aimAtAll(isOpening) {
   const [w, h] = seenSize(), margin = Math.min(24, stageSize()[0] / 40);
   let k = Math.min((w - 2 * margin) / scene.width, (h - 2 * margin) / scene.height, 1.35);
@@ -44,7 +44,7 @@ export function aimAtAll(isOpening) {
   if (isOpening && k * TEXT < SMALLEST_TEXT) {
     k = Math.min(1, SMALLEST_TEXT / TEXT + 0.001);
     y = margin;
-    // What stands at the very top, and of several there the one nearest to the middle.
+    // The topmost node; of several, the one nearest to the centre.
     const away = n => Math.abs(n.x + n.w / 2 - scene.width / 2);
     const first = [...scene.nodes.values()].reduce((a, b) => b.y < a.y || b.y === a.y && away(b) < away(a) ? b : a);
     x = scene.width * k <= w - 2 * margin ? (w - scene.width * k) / 2 : w / 2 - (first.x + first.w / 2) * k;

@@ -1,4 +1,4 @@
-/* Drawing the scene: what is seen of it, and what is near; the rest when the reader comes to it. */
+/* Draws the visible part of the scene and its surroundings; the rest when it comes into view. */
 
 import { BAR_H, D, HEAD_H, LINE_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
@@ -20,7 +20,7 @@ export const elements = new Map();  // of the parts that are drawn
 const EVERYWHERE = [-Infinity, -Infinity, Infinity, Infinity], NEAR = 0.5;  // of a screen, on each side of it
 let layers = null, numbersRange = null, drawn = null;  // the part of the scene that is drawn
 
-/* Draws everything anew, where the view is now. */
+/* Draws everything again. */
 export function draw(before) {
   layers = { boxes: make("g", {}), edges: make("g", {}), nodes: make("g", {}), shapes: new Set() };
   elements.clear();
@@ -34,14 +34,14 @@ export function draw(before) {
   world.replaceChildren(layers.boxes, layers.edges, layers.nodes);
   drawLegend(numbersRange);
 }
-/* Draws what came into view and was not drawn yet. */
+/* Draws what came into view. */
 export function drawSeen() {
   const seen = seenOf(0);
   if (layers && !(drawn && seen[0] >= drawn[0] && seen[1] >= drawn[1] && seen[2] <= drawn[2] && seen[3] <= drawn[3])) drawWithin(around());
 }
 export function drawAll() { drawWithin(EVERYWHERE); }
 
-/* What the stage shows of the scene, and so much of a screen around it. */
+/* The visible rectangle, enlarged by a part of the screen. */
 function seenOf(margin) {
   const { x, y, k } = state.view, [w, h] = stageSize();
   return [(-x - margin * w) / k, (-y - margin * h) / k, ((1 + margin) * w - x) / k, ((1 + margin) * h - y) / k];
@@ -82,7 +82,7 @@ function drawEdge(edge, k) {
   }
 }
 
-/* Marks what the search found, and changes nothing else: typing does not draw anew. */
+/* Marks the search results without drawing again. */
 const badges = new Map();
 export function markHits() {
   for (const [i, g] of elements) {
@@ -100,7 +100,7 @@ export function markHits() {
   }
 }
 
-/* The shape of what leaves a node, once for each place where edges leave it. */
+/* The tensor shape at each point where edges leave a node. */
 function drawShape(edge) {
   const [x, y] = edge.from, key = Math.round(x) + "/" + Math.round(y), text = shapesOn(edge);
   if (layers.shapes.has(key) || !text) return;
@@ -108,7 +108,7 @@ function drawShape(edge) {
   label(layers.edges, text, x + 6, y + 14, "edge-shape");
 }
 
-/* What is not finite in a part: NaN, or infinities. */
+/* A badge on a node with NaN or infinite values. */
 function drawBad(g, id) {
   const bad = badIn(id);
   if (!bad) return;
@@ -126,7 +126,7 @@ function common(g, node) {
   if (isOpenable(i)) g.setAttribute("aria-expanded", String(Boolean(state.open[i])));
   elements.set(i, g);
 }
-/* The one node that the Tab key comes to; from there the arrows go on. */
+/* The node that the Tab key focuses; arrow keys move on from it. */
 let tabbed = null;
 export function focusable() {
   if (elements.has(state.selected)) return state.selected;
@@ -139,7 +139,7 @@ export function markFocusable() {
   tabbed = now;
 }
 
-/* The colour of a number; of what has none, none: its kind is not what colours mean now. */
+/* The colour of a value; none without a value, because colours do not show kinds now. */
 const painted = new Map();
 function paint(id, parts) {
   const value = colourValue(id), isBad = value !== null && !Number.isFinite(value), c = value === null ? null : isBad ? "var(--danger)" : css(overlayColour(placeOn(numbersRange, value)));
@@ -153,7 +153,7 @@ function paint(id, parts) {
   }
   painted.set(id, parts);
 }
-/* Other numbers, in the same places: nothing is drawn anew but colours and what nodes say. */
+/* Shows other values in the same layout: only colours and texts change. */
 export function recolour() {
   numbersRange = overlayRange();
   for (const [id, parts] of painted) {
@@ -195,8 +195,7 @@ function drawNode(node, before) {
   common(g, node);
 }
 
-/* What is made only when the pointer comes to a node: what it says, and a button that selects what can be opened without
-opening it. */
+/* Made when the pointer enters a node: its tooltip, and a button that selects a box without opening it. */
 export function drawUnderPointer(i) {
   const g = elements.get(i), node = scene.nodes.get(i);
   if (!g || hovered.has(g)) return;

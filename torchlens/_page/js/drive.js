@@ -1,4 +1,4 @@
-/* How a page beside another is driven by it. */
+/* The interface through which the side-by-side page controls a pane. */
 
 import { $, P, isOpenable, root, scene, state } from "./outline.js";
 import { applyView, fit } from "./camera.js";
@@ -21,7 +21,7 @@ export const drive = {
   fit,
   opened: () => [...state.open.keys()].filter(i => i > 0 && state.open[i]),
   around(i) { const found = []; for (let p = P.parent[i]; p > 0; p = P.parent[p]) found.push(p); return found; },
-  /* Opens or closes parts, and what is around those that it opens. */
+  /* Opens or closes parts; opens the boxes around opened parts. */
   setOpen(list, isOpen) {
     const before = new Set(scene.nodes.keys());
     for (const i of list) if (isOpenable(i)) {
@@ -35,7 +35,7 @@ export const drive = {
   setPass(i, at) { setPass(i, at); draw(); showPanel(); },
   colourBy(name) { $("overlay").value = name; $("overlay").dispatchEvent(new Event("change")); },
   colours: () => [...$("overlay").options].map(option => option.value),
-  /* Colours by numbers from outside, by part; with the same name again only the numbers change. `range` holds for all of them. */
+  /* Colours parts by given values. A call with the same name only changes the values. `range` is the scale for all. */
   setNumbers(name, { parts, text, range, title }) {
     overlays.set(name, { parts, text, range, title, isSum: false, isOwn: true });
     const isNew = state.overlay !== name;
@@ -45,7 +45,7 @@ export const drive = {
   setMarks(list) { setMarks(list); draw(); },
   view: () => state.view,
   moveTo(view) { state.view = view; applyView(); },
-  /* Where the top of a node is on the stage; of one that is not shown, of what is closed around it. */
+  /* The top of a node on the stage; for a hidden node, of the closed box around it. */
   placeOf(i) {
     while (i > 0 && !scene.nodes.has(i)) i = P.parent[i];
     const node = scene.nodes.get(i), v = state.view;

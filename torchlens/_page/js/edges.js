@@ -1,4 +1,4 @@
-/* Edges: which tensors go along one, from where to where. */
+/* The tensors that an edge stands for. */
 
 import { D, E, P, S, children, panel, scene, state, unitOf } from "./outline.js";
 import { bytesText, many } from "./numbers.js";
@@ -6,7 +6,7 @@ import { entriesNow } from "./names.js";
 import { html } from "./elements.js";
 import { linkTo } from "./panel.js";
 
-/* The tensors that go along an edge, each with those that read it, in the passes that are shown. */
+/* The tensors of an edge, each with its readers, in the passes that are shown. */
 export function tensorsOn(edge) {
   const found = new Map();
   for (const { pairs } of edge.ends) {
@@ -40,6 +40,6 @@ export function showEdge() {
 }
 const conditions = new Set(D.conditions.edges.map(([p, c]) => unitOf[p] + ">" + unitOf[c]));
 export const isCondition = edge => conditions.size > 0 && edge.ends.some(({ pairs }) => pairs.some(([a, b]) => conditions.has(a + ">" + b)));
-/* Edges are made anew with every drawing; the one that is selected is found again by its ends. */
+/* Finds the selected edge by its ends: each drawing makes new edges. */
 const keyOf = edge => edge.kind + edge.ends.map(({ s, t }) => s + ">" + t).join();
 export function sameEdge(edge) { return scene.edges.find(own => own.d === edge.d && keyOf(own) === keyOf(edge)) || null; }

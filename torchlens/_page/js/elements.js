@@ -1,4 +1,4 @@
-/* Making elements. Data becomes text through textContent only. */
+/* Creates elements. Data is only ever set as textContent. */
 
 const NS = "http://www.w3.org/2000/svg";
 export function make(name, attributes, parent) {

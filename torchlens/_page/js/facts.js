@@ -1,4 +1,4 @@
-/* What is known of a part, line by line, to be compared with another. */
+/* The properties of a part as lines of text, for comparison with another part. */
 
 import { E, P, Q, S, T, isUnit } from "./outline.js";
 import { links } from "./links.js";

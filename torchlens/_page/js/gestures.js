@@ -1,4 +1,4 @@
-/* Mouse, fingers and wheel on the graph. As on a map: drag or scroll moves, pinch or Ctrl with the wheel zooms. */
+/* Mouse, touch and wheel on the graph, as on a map: drag or scroll to move, pinch or Ctrl+wheel to zoom. */
 
 import { $, isOpenable, scene, stage, state, svg, tell, timings } from "./outline.js";
 import { describe } from "./names.js";
@@ -111,7 +111,7 @@ export function listenToGestures() {
   svg.addEventListener("pointercancel", release);
   svg.addEventListener("wheel", scroll, { passive: false });
   svg.addEventListener("contextmenu", event => { if (event.pointerType === "touch") event.preventDefault(); });
-  // Safari tells a pinch on a trackpad by events of its own.
+  // Safari reports a trackpad pinch by its own events.
   let before = 1;
   svg.addEventListener("gesturestart", event => { event.preventDefault(); before = 1; });
   svg.addEventListener("gesturechange", event => { event.preventDefault(); if (pointers.size < 2) zoom(event.scale / before, ...local(event)); before = event.scale; });

@@ -1,4 +1,4 @@
-/* Modules that did not run. Those with a number, as experts have, are grey nodes at the right of the box that they are in, where no edge goes. */
+/* Modules that did not run. Numbered ones, such as experts, are grey nodes at the right of their box. */
 
 import { D, NODE_H, P, S, scene } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
@@ -7,7 +7,7 @@ import { label, make } from "./elements.js";
 const MOST_SHOWN_IDLE = 24, FEWEST_IN_COLUMN = 3, GAP = 12;
 export const idleIn = new Map(D.idle.map(([box, names, types]) => [box, names.map((name, k) => ({ name: S[name], type: S[types[k]] }))]));
 
-/* Where the grey nodes of a box stand beside what is in it, which is so high: {nodes, w, h}; null where there are none. */
+/* Layout of the grey nodes of a box with content of the given height: {nodes, w, h}; null if there are none. */
 export function placeIdle(box, height) {
   const idle = (idleIn.get(box) || []).filter(one => /(^|\.)\d+$/.test(one.name)), above = S[P.path[box]] ? S[P.path[box]].replace(/:\d+.*$/, "") + "." : "";
   if (!idle.length) return null;

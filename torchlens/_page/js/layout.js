@@ -1,13 +1,13 @@
 /* Layered layout of one box: layers, dummy nodes for long edges, crossing reduction by barycenters, coordinates.
 
-A box has children, which have a size, and ports: the points at its upper and lower border where edges come in and go out.
-Expanded children are laid out first; they are nodes with a size and ports of their own. */
+A box has children with sizes, and ports: the points on its upper and lower border where edges enter and leave.
+Expanded children are laid out first; then they are nodes with a size and ports. */
 
 const GAP_X = 26, GAP_DUMMY = 14, GAP_Y = 24, SWEEPS = 8, PORT = 10, MOST_ENDS = 5;
 
 /* nodes: {id, w, h, kind: 'node'|'in'|'out', isSide, outs, ins}, in order of execution; edges: {from, to, source} by index.
-`order` is what an earlier layout returned: children keep their places beside each other. Returns sizes, and for each node
-its centre x and top y, and for each edge its points. */
+`order` is the result of an earlier layout: children keep their order in a row. Returns the sizes, the centre x and top y
+of each node, and the points of each edge. */
 export function layoutBox(nodes, edges, order) {
   const { rank: ranks, moved } = layerOf(nodes, edges);
   const items = nodes.map((node, i) => ({ node, rank: ranks[i], w: node.w, x: 0, up: [], down: [], at: i, isDummy: false }));
@@ -41,7 +41,7 @@ function layerOf(nodes, edges) {
     for (const e of edges) if (e.isAside) least[e.from] = rank[e.to];
     goDown();
   }
-  // What no main line leads to (constants, masks) stands just above its first reader.
+  // Nodes without inputs (constants, masks) are placed just above their first reader.
   for (const i of order.slice().reverse()) {
     if (nodes[i].kind !== "node" || !out[i].length) continue;
     if (nodes[i].isSide || !into[i].length) {
@@ -56,8 +56,8 @@ function layerOf(nodes, edges) {
   return { rank, moved };
 }
 
-/* Things that nothing follows, many beside each other (the outputs of a detector), stand in several rows. Returns those that
-are no longer in the first, each with the middle of those that were in its row: the way down to it leads through there. */
+/* Breaks a long row of nodes without successors (the outputs of a detector) into several. Returns the moved nodes, each with
+the middle of the row above, through which its edge passes. */
 function breakRows(nodes, rank, out) {
   const rows = new Map(), moved = new Map();
   nodes.forEach((node, i) => {
@@ -82,7 +82,7 @@ function topological(nodes, out, into) {
   return order;
 }
 
-/* Long edges from one source share one chain of dummies. Returns for each edge the items it goes through. */
+/* Long edges from one source share one chain of dummy nodes. Returns the items on the path of each edge. */
 function addDummies(items, edges, moved) {
   const chains = new Map(), paths = [];
   const link = (a, b, weight, e, isFirst, isLast) => {
@@ -122,7 +122,7 @@ function startOrder(byRank, order) {
   if (order) for (const row of byRank) keepOrder(row, order);
 }
 
-/* Children that were laid out before stay in the order they were in. */
+/* Children of an earlier layout keep their order. */
 function keepOrder(row, order) {
   const slots = [], known = [];
   row.forEach((item, i) => { if (!item.isDummy && order.has(item.node.id)) { slots.push(i); known.push(item); } });
@@ -152,7 +152,7 @@ function reduceCrossings(byRank, order) {
   bestRows.forEach((row, r) => { byRank[r] = row; row.forEach((item, i) => { item.pos = i; }); });
 }
 
-/* Where in its row an edge meets an item; ports of one box are told apart. */
+/* The position in its row at which an edge meets an item; each port of a box has its own. */
 function spot(item, offset) { return item.pos + offset / (item.w + 1); }
 
 function crossings(byRank) {
@@ -169,8 +169,8 @@ function crossings(byRank) {
   return count;
 }
 
-/* Each item wants to stand where its neighbours are; neighbours in a row keep their distance. Solved row by row, exactly,
-by pooling those that would overlap. */
+/* Places each item near its neighbours in other rows, with a minimal distance within a row. Each row is solved exactly, by
+pooling items that would overlap. */
 function assignX(byRank) {
   for (const row of byRank) {
     let x = 0;
@@ -182,7 +182,7 @@ function assignX(byRank) {
   for (let sweep = 0; sweep < 26; sweep++) {
     const isDown = sweep % 2 === 0;
     for (const row of isDown ? byRank : upwards) settle(row, isDown || sweep >= 22, !isDown || sweep >= 22);
-    // Two sweeps that change nothing are followed by others that change nothing.
+    // After two sweeps without a change, no sweep changes anything.
     if (isDown || sweep >= 22 || !isSettled(byRank, before)) continue;
     sweep = 21;
   }
@@ -197,7 +197,7 @@ function isSettled(byRank, before) {
 }
 
 
-/* Long edges, and operations that only follow each other, stand in one line where a lane is free all the way. */
+/* Aligns long edges and chains of operations vertically if a lane is free. */
 function straighten(byRank, items) {
   const isLink = (a, b) => a.isDummy && b.isDummy || !a.isDummy && !b.isDummy && a.down.length === 1 && b.up.length === 1 && !b.up[0].offset && !b.up[0].other;
   const done = new Set();
@@ -307,14 +307,14 @@ function placeAll(byRank, items, edges, paths) {
   return { width: right - left, height: y, placed, lines, order };
 }
 
-/* From below one column, up between the two, into the other from above. */
+/* From the bottom of one column, up between the two, to the top of the other. */
 function aroundColumn(from, fromNode, to, toNode, e) {
   const x0 = from.x + (e.fromOffset || 0), x1 = to.x + (e.toOffset || 0), bottom = from.y + fromNode.h + 9, top = to.y - 11;
   const lane = to.x + (to.x > from.x ? -1 : 1) * (toNode.w / 2 + 13);
   return [[x0, from.y + fromNode.h], [x0, bottom], [lane, bottom], [lane, top], [x1, top], [x1, to.y]];
 }
 
-/* How far edges below a row go sideways: rows with long slanting edges get more room. */
+/* The horizontal extent of the edges below a row: rows with long slanted edges get more space. */
 function bend(row) {
   let most = 0;
   for (const item of row) for (const e of item.down) most = Math.max(most, Math.abs(item.x + e.offset - e.item.x - e.other));

@@ -1,4 +1,4 @@
-/* What the colours and lines mean. */
+/* The legend: meaning of colours and lines. */
 
 import { $, kindOf, scene, state } from "./outline.js";
 import { colourValue, overlayText, overlays } from "./overlays.js";
@@ -13,7 +13,7 @@ let range = null;  // of the values that are shown, while the nodes are coloured
 export const shownRange = () => range;
 export const legendTitle = () => (overlays.get(state.overlay).title || inWords()) + (range && range.isLog ? ", logarithmic" : "");
 const inWords = () => state.overlay + (overlays.get(state.overlay).isSum ? state.scale.per === "operation" ? ", per operation" : ", sum of what is inside" : ", mean of what is inside");
-/* Whether any that is shown has a number that is not finite: it lies on no scale. */
+/* True if a shown value is not finite, and therefore not on the scale. */
 const hasBad = () => [...scene.nodes.keys()].some(id => { const value = colourValue(id); return value !== null && !Number.isFinite(value); });
 function badRow() {
   const swatch = html("i");

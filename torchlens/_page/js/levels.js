@@ -1,4 +1,4 @@
-/* Opening and closing everything, down to a depth. */
+/* Opens and closes everything down to a depth. */
 
 import { P, depth, end, isOpenable, kids, scene, state, tell } from "./outline.js";
 import { connect, links } from "./links.js";
@@ -11,13 +11,13 @@ import { say } from "./word.js";
 
 const MOST_SHOWN = 1500;  // more than these no screen shows, and no click finds
 
-/* How deep the boxes inside a part are nested; 0 of an operation. */
+/* The nesting depth of the boxes inside a part; 0 for an operation. */
 export function levelsIn(box) {
   let most = 0;
   for (let i = box; i < end[box]; i++) if (isOpenable(i)) most = Math.max(most, depth[i] - depth[box] + 1);
   return most;
 }
-/* How many nodes a part shows if it is open down to a level. */
+/* The number of nodes that a part shows when opened down to a level. */
 function shownAt(box, level) {
   let count = 0;
   (function look(i) {
@@ -25,7 +25,7 @@ function shownAt(box, level) {
   })(box);
   return count;
 }
-/* Opens a part so that `level` levels of nodes show; 1 closes everything in it. As deep as a screen can show. */
+/* Opens a part so that `level` levels are shown, as far as they fit; 1 closes everything in it. */
 export function openTo(level, box = 0) {
   if (!links) connect();
   const wanted = Math.max(1, Math.min(level, levelsIn(box)));

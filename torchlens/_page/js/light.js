@@ -1,10 +1,10 @@
-/* What lights up when something is selected. */
+/* Highlights what the selection depends on and what depends on it. */
 
 import { D, E, LEFT, N, NUM, P, children, end, isOpenable, isUnit, scene, state, unitOf, within } from "./outline.js";
 import { elements, world } from "./draw.js";
 import { sameEdge } from "./edges.js";
 
-// Along entries; in a long log, of which many are not here, along the edges between parts.
+// Along entries; if the page carries only a selection of a long log, along the edges between parts.
 const NUM_ENDS = LEFT ? N : NUM, partOfEnd = LEFT ? (i => i) : (e => unitOf[e]);
 const upwards = LEFT ? Array.from({ length: N }, () => []) : E.parents, downwards = LEFT ? Array.from({ length: N }, () => []) : children;
 if (LEFT) D.links.from.forEach((a, k) => { upwards[D.links.to[k]].push(a); downwards[a].push(D.links.to[k]); });
@@ -30,7 +30,7 @@ function repsOf(seen) {
   for (let e = 0; e < NUM_ENDS; e++) if (seen[e]) reps.add(scene.rep[partOfEnd(e)]);
   return reps;
 }
-/* `isNew` tells that everything was just drawn: nothing is lit yet. */
+/* `isNew`: everything was just drawn, so nothing is highlighted yet. */
 export function light(isNew) {
   const chosen = state.selected > 0 && (!state.open[0] || state.selected !== 0);
   world.classList.toggle("lit", chosen || Boolean(state.edge));

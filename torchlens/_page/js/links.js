@@ -1,4 +1,4 @@
-/* Edges between operations; what is hidden is bridged. */
+/* Edges between operations; hidden operations are bridged. */
 
 import { D, N, P, PART, SIDE, end, isOpenable, kids, state, within } from "./outline.js";
 import { countUnits } from "./names.js";
@@ -14,7 +14,7 @@ export function connect() {
   const into = new Map(), seen = new Set(), pairs = [], loops = [];
   D.links.to.forEach((b, k) => { const list = into.get(b); if (list) list.push(k); else into.set(b, [k]); });
   const below = (i, box) => { while (i !== box && P.parent[i] !== box) i = P.parent[i]; return i; };
-  // Each edge into a part; what comes from a hidden one comes from what that reads, and goes round what either does.
+  // The sources of a part. A hidden source is replaced by its own sources; its loop box is kept.
   const sources = (b, visited) => {
     const found = [];
     for (const k of into.get(b) || []) {
@@ -46,8 +46,8 @@ export function connect() {
   links = { pairs, loops, outOf, hidden, columns: new Map() };
 }
 
-/* Two modules in a box that stand beside each other, as encoder and decoder do: the second reads the first, but begins with
-something that the first does not lead to and does not read. */
+/* Two modules of a box that are drawn side by side, such as encoder and decoder: the second reads the first, but begins
+with something that the first neither leads to nor reads. */
 export function columnsIn(box) {
   if (!links.columns.has(box)) links.columns.set(box, findColumns(box));
   return links.columns.get(box);
@@ -72,5 +72,5 @@ function findColumns(box) {
 }
 function childOf(i, box) { while (P.parent[i] !== box) i = P.parent[i]; return i; }
 
-/* What is hidden has changed. */
+/* Called when hidden kinds change. */
 export function forgetLinks() { links = null; }

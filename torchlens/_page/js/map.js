@@ -24,7 +24,7 @@ export function drawMap() {
     else { mapInk.fillStyle = node.id === state.selected ? inks.accent : inks.edge; mapInk.fillRect(ox + x, oy + y, Math.max(2, w), Math.max(1.5, h)); }
   }
   const [w, h] = stageSize(), v = state.view, slack = 2;
-  // Where everything is seen a map would only cover some of it.
+  // No map if everything is visible.
   const isAllSeen = v.x >= -slack && v.y >= -slack && v.x + scene.width * v.k <= w + slack && v.y + scene.height * v.k <= h + slack;
   map.style.visibility = isAllSeen ? "hidden" : "";
   mapInk.strokeStyle = inks.accent;

@@ -1,4 +1,4 @@
-/* What differs from another model, marked on the nodes. */
+/* Marks the differences from another model on the nodes. */
 
 import { D, HEAD_H, end, isOpenable, scene, state } from "./outline.js";
 import { widthOf } from "./numbers.js";
@@ -12,7 +12,7 @@ export function setMarks(list) {
   counted.clear();
   for (const [part, mark] of list) marks.set(part, mark);
 }
-/* The mark of a part; of one that is closed, also what is inside it. */
+/* The mark of a part; a closed box shows the marks inside it. */
 export function markOf(i) {
   const own = marks.get(i);
   if (own || !marks.size || !isOpenable(i) || state.open[i]) return own || null;
@@ -32,14 +32,14 @@ export function drawMark(g, node) {
   const el = make("g", { class: "mark m-" + mark.look + (mark.follows ? " follows" : "") }, g), h = node.isBox ? HEAD_H : node.h, w = widthOf(mark.tag) + 14;
   const strip = make("rect", { class: "strip", x: -5, y: 0, width: 5, height: node.h, rx: 2.5 }, el);
   if (!mark.tag) { if (mark.colour) strip.style.fill = mark.colour; return; }
-  // A box is full of others: its tag stands above it, on the left.
+  // The tag of an open box is above it, on the left.
   const tag = make("g", { class: "tag", transform: node.isBox ? "translate(0 -9)" : `translate(-5 ${h - 3})` }, el);
   const back = make("rect", { width: w, height: 16, rx: 4 }, tag);
   label(tag, mark.tag, w / 2, 12, "", "middle");
   make("title", {}, tag).textContent = mark.text;
   if (mark.colour) { strip.style.fill = mark.colour; back.style.fill = mark.colour; }
 }
-/* For the legend: the marks that are shown. */
+/* The marks that are shown, for the legend. */
 export function markRows() {
   const used = new Set([...scene.nodes.keys()].map(i => markOf(i)).filter(Boolean).map(mark => mark.look));
   return LOOKS.filter(([look]) => used.has(look)).map(([look, text]) => html("div", { class: "row" }, html("i", { class: "m-" + look }), text));

@@ -1,4 +1,4 @@
-/* What the parts are called, and what is said about them. */
+/* Titles and descriptions of parts. */
 
 import { D, E, P, Q, S, end, failedUnit, isOpenable, isUnit, kids, kindOf, leftIn, state } from "./outline.js";
 import { links } from "./links.js";
@@ -19,10 +19,10 @@ export function shapeOf(i) {
 }
 export function typeOf(i) {
   const type = S[P.type[i]];
-  // An operation's name without its underscores; a class keeps those it has.
+  // An operation's name without underscores; a class name is unchanged.
   return isUnit(i) && !P.isModule[i] ? type.replace(/^__(\w+)__$/, "$1").replace(/_$/, "") : type;
 }
-/* What an `if` read in it, in the pass that is shown: `is True`. */
+/* The value that an `if` read, in the pass that is shown: `is True`. */
 const booleans = new Map(D.conditions.read);
 export function readOf(i) {
   const read = isUnit(i) ? entriesNow(i).find(e => booleans.has(e)) : undefined;
@@ -47,9 +47,9 @@ export function paramsIn(i) {
   return found;
 }
 export const paramCount = i => paramsIn(i).reduce((sum, p) => sum + Q.count[p], 0);
-/* `× 6`; of a loop that runs three times in each of two passes of what is around it, `× 3 each`. */
+/* `× 6`; for a loop that runs three times in each of two passes of the box around it, `× 3 each`. */
 const timesOf = i => P.each[i] > 1 ? "× " + many(P.each[i]) + " each" : "× " + many(P.passes[i]);
-/* `isPlain` is what is said while nodes are not coloured by numbers; the layout is made for that, and does not move. */
+/* `isPlain`: the text without overlay values. The layout uses it, so that overlays do not move nodes. */
 export function noteOf(i, isPlain) {
   const notes = [];
   if (P.passes[i] > 1) notes.push(timesOf(i));
@@ -59,7 +59,7 @@ export function noteOf(i, isPlain) {
   else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + " " + wordFor(i, "op") + (countUnits(i) === 1 ? "" : "s"));
   return notes.join(" · ");
 }
-/* What is counted in a node: operations, or the inputs or outputs that are folded there. */
+/* The noun for what is counted in a node: operations, inputs or outputs. */
 export function wordFor(i, operation) {
   while (kids[i].length) i = kids[i][0];
   return ["input", "output"].includes(kindOf(i)) ? kindOf(i) : operation;
@@ -80,7 +80,7 @@ export function describe(i) {
   if (mark) bits.push(mark.text);
   return bits.filter(Boolean).join(", ");
 }
-/* Lines below the shape, if asked for: what an operation was given, and its parameters. */
+/* Optional lines below the shape: arguments and parameters. */
 export function extraLines(i) {
   const lines = [];
   if (!isUnit(i) || i === failedUnit) return lines;

@@ -1,8 +1,8 @@
-/* Texts: how wide they are, and how numbers are written. */
+/* Formats numbers and measures the width of texts. */
 
 export const TEXT = 12;
 const FONT = getComputedStyle(document.body).fontFamily;
-/* One for each weight: a canvas that is told another font works it out anew. */
+/* One canvas for each font weight: changing the font of a canvas is slow. */
 function ruler(weight) {
   const ink = document.createElement("canvas").getContext("2d"), widths = new Map();
   ink.font = weight + TEXT + "px " + FONT;

@@ -1,8 +1,8 @@
-/* What the page was given: the model as a tree of parts, with operations as its leaves. */
+/* The data of the page: the model as a tree of parts, with operations as leaves. */
 
 export const started = performance.now();
-/* A page is given `root`, the document or a shadow root with the elements of pane.html, and `data`; beside another
-page also `address`, what is to be open, and `tell`, which hears what the reader does. It finds `page`, the way to drive it. */
+/* `given` has `root` (the document or a shadow root with the elements of pane.html) and `data`; in a side-by-side page also
+`address` (the initial state) and `tell` (called on user actions). The page sets `given.page`, its interface (drive.js). */
 export const root = given.root, D = given.data;
 export const tell = (what, ...facts) => { if (given.tell) given.tell(what, ...facts); };
 export const S = D.strings, E = D.entries, P = D.parts, Q = D.parameters, T = D.statistics;
@@ -27,7 +27,7 @@ export const isOpenable = i => kids[i].length > 0;
 export const kindOf = i => KIND[P.kind[i]];
 export const within = (i, box) => i >= box && i < end[box];
 export const VALUELESS = -2; // in place of a row of statistics
-// What the page does not carry of a long log, by part: how many passes, bytes, ...
+// Totals of what the page omits of a long log, by part: passes, bytes, ...
 export const LEFT = D.leftOut, leftOut = new Map(LEFT ? LEFT.part.map((part, k) => [part, k]) : []);
 export function leftIn(i, column) {
   let sum = 0;

@@ -1,4 +1,4 @@
-/* Values to colour the model by. */
+/* Overlays: values that colour the model. */
 
 import { D, E, LEFT, N, P, end, isUnit, leftIn, scene, state } from "./outline.js";
 import { countUnits } from "./names.js";
@@ -26,12 +26,12 @@ export function overlayValue(i) {
 }
 export const overlayText = v => overlays.get(state.overlay).text(v);
 
-/* What a part is coloured by: its total, or what one operation in it has on average. */
+/* The value that colours a part: its total, or the mean of its operations. */
 export function colourValue(i) {
   const v = overlayValue(i), o = overlays.get(state.overlay);
   return v !== null && o.isSum && state.scale.per === "operation" ? v / Math.max(1, countUnits(i)) : v;
 }
-/* The ends of the scale, and whether it is logarithmic. Per operation they are those of all, so that opening changes no colour. */
+/* The ends of the scale, and whether it is logarithmic. For means they do not depend on what is open. */
 export function overlayRange() {
   if (!state.overlay) return null;
   const given = overlays.get(state.overlay).range;
@@ -50,11 +50,11 @@ export function overlayRange() {
   const isLog = canLog && (state.scale.kind === "log" || state.scale.kind === "auto" && max > 100 * least);
   return { min, max, isLog, least: Math.max(least, max / 1e6) };
 }
-/* Where on the scale a value is, from 0 to 1. */
+/* The position of a value on the scale, from 0 to 1. */
 export function placeOn(range, v) {
   if (!(range.max > range.min)) return 1;
   if (range.isLog) return v <= 0 ? 0 : Math.max(0, Math.min(1, Math.log(v / range.least) / Math.log(range.max / range.least) || 0));
   return Math.max(0, Math.min(1, (v - range.min) / (range.max - range.min)));
 }
-/* Darkest is most. */
+/* The darkest colour is the largest value. */
 export const overlayColour = t => colourAt(1 - t);

@@ -1,4 +1,4 @@
-/* The panel: details of what is selected. */
+/* The panel: details of the selection. */
 
 import { $, D, E, LEFT, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isOpenable, isUnit, leftIn, leftOut, panel, passOfEntry, state, tell, unitOf, within } from "./outline.js";
 import { links } from "./links.js";
@@ -33,7 +33,7 @@ function facts(rows) {
   for (const [name, value] of rows) if (value !== "" && value !== null) list.append(html("dt", {}, name), html("dd", {}, value));
   return list;
 }
-/* Where the code called it, then where it called the modules around it, innermost first. */
+/* The source line of the call, then those of the modules around it, innermost first. */
 function placesOf(i) {
   const found = [];
   if (isUnit(i)) { const own = entriesNow(i)[0]; if (own !== undefined) found.push(E.place[own]); }
@@ -50,7 +50,7 @@ function placeBlock(places) {
   });
   return out;
 }
-/* Of how many passes the page carries something, and the number of one of them: the first and the last ones are there. */
+/* The number of passes that the page carries (the first and the last ones), and the number of one of them. */
 function carriedPasses(i) {
   if (isUnit(i)) return P.entries[i].length;
   if (!LEFT) return P.passes[i];
@@ -62,7 +62,7 @@ function passNumber(i, at) {
   const carried = carriedPasses(i);
   return at < Math.ceil(carried / 2) ? at + 1 : at + 1 + P.passes[i] - carried;
 }
-/* Shows one pass of a part, and of everything in it. */
+/* Shows one pass of a part and of everything in it. */
 export function setPass(i, to) {
   const most = carriedPasses(i), at = Math.max(0, Math.min(most - 1, to));
   state.pass.set(i, at);

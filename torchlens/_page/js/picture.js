@@ -1,4 +1,4 @@
-/* The graph as it is opened now, as a picture: SVG or PNG, with everything in it that it needs. */
+/* Exports the current graph as a self-contained SVG or PNG. */
 
 import { D, scene, state } from "./outline.js";
 import { overlayText } from "./overlays.js";
@@ -11,7 +11,7 @@ import { say } from "./word.js";
 const MARGIN = 20, LONGEST_SIDE = 16000, MOST_PIXELS = 120e6;  // of a PNG, which browsers make at once in memory
 const KEPT = ["fill", "paint-order", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight"];
 
-/* An SVG element that looks the same anywhere: no class, no variable, no style sheet. */
+/* An SVG element without classes, variables and style sheets. */
 export function picture() {
   drawAll();
   const scale = state.overlay ? 46 : 0;

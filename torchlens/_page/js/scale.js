@@ -1,4 +1,4 @@
-/* The colours that numbers have. */
+/* The colour scale of values. */
 
 export const SCALE = [[0, 32, 77], [49, 68, 107], [102, 105, 112], [149, 143, 120], [202, 185, 105], [255, 234, 70]];
 export function colourAt(t) {

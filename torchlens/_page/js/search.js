@@ -1,4 +1,4 @@
-/* Searching. */
+/* The search. */
 
 import { $, E, N, P, PART, S, end, isUnit, state } from "./outline.js";
 import { many } from "./numbers.js";

@@ -1,4 +1,4 @@
-/* On a phone the panel is a sheet that is drawn up from below. */
+/* On a phone, the panel is a sheet at the bottom that can be dragged up. */
 
 const SIZES = ["", "half", "high"];  // how far it is up
 function setSize(side, grip, size, halfUp) {
@@ -7,7 +7,7 @@ function setSize(side, grip, size, halfUp) {
   grip.setAttribute("aria-expanded", String(Boolean(size)));
   if (size === "half") halfUp();
 }
-/* `halfUp` is called when the sheet comes to cover the lower half. */
+/* `halfUp` is called when the sheet covers the lower half. */
 export function listenToSheet(side, grip, halfUp) {
   let from = null;
   grip.addEventListener("pointerdown", event => { from = { y: event.clientY, height: side.offsetHeight, moved: false }; grip.setPointerCapture(event.pointerId); });

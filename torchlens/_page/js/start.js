@@ -1,4 +1,4 @@
-/* Opening the page. */
+/* Starts the page. */
 
 import { $, D, N, P, PART, S, SIDE, depth, failedUnit, isOpenable, kids, root, scene, stage, started, state, timings } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
@@ -19,8 +19,8 @@ import { restore } from "./address.js";
 import { listen } from "./input.js";
 import { drive } from "./drive.js";
 
-/* Expands, largest first, until at least 10 and at most 40 nodes show. Of inputs and of outputs no more than two count: they say
-little of the model, and are closed if they are folded. What is dimmed may be more where there is no other way. */
+/* Expands boxes, the largest first, until 10 to 40 nodes are shown. At most two inputs and two outputs are counted, and folded
+ones stay closed. Dimmed nodes may exceed the limit. */
 function openReadable() {
   state.open[0] = 1;
   if (failedUnit > 0) for (let p = P.parent[failedUnit]; p > 0; p = P.parent[p]) state.open[p] = 1;
@@ -40,7 +40,7 @@ function openReadable() {
     for (const k of pair) state.open[k] = 1;
     return true;
   };
-  // A module that holds nearly everything is the model, whatever stands around it.
+  // A module that contains nearly everything is treated as the model.
   const isCore = k => isOpenable(k) && PART[P.part[k]] === "module" && P.passes[k] < 2 && countUnits(k) >= 0.7 * countUnits(0);
   for (let box = 0; box !== undefined; ) {
     if (openColumns(box)) break;
@@ -50,7 +50,7 @@ function openReadable() {
   while (telling() < 10) {
     const candidates = [];
     (function look(i) { for (const k of kids[i]) if (isOpenable(k) && !(i === 0 && endKind(k))) { if (state.open[k]) look(k); else if (PART[P.part[k]] !== "constants") candidates.push(k); } })(0);
-    // A small loop stays one node. Large things first, modules before what is folded.
+    // Small loops stay closed. Large boxes first, modules before folded parts.
     const worth = k => countUnits(k) * (PART[P.part[k]] === "module" ? 4 : 1) / (1 + depth[k]);
     const isSmallLoop = k => (PART[P.part[k]] === "loop" || P.passes[k] > 1 && PART[P.part[k]] === "module") && countUnits(k) < 500;
     const boxes = [...new Set(candidates.map(k => P.parent[k]))];

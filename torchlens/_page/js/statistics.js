@@ -36,7 +36,7 @@ function heatMap(row) {
   canvas.style.height = Math.max(14, Math.min(200, 316 * rows / cols)) + "px";
   return canvas;
 }
-/* Whether a value inside a part is NaN, or else infinite. */
+/* "nan" or "inf" if a part has such values, else "". */
 const isAllFinite = !T.nonfinite.some(share => share > 0);
 export function badIn(i) {
   let bad = "";

@@ -1,4 +1,4 @@
-/* Two pages side by side: what is done in one is done in the other. */
+/* Two pages side by side; actions in one are repeated in the other. */
 
 import { html } from "./elements.js";
 import { listenToSheet } from "./sheet.js";
@@ -12,7 +12,7 @@ const causes = both.differences.filter(found => found.listed && !found.follows),
 const listed = [...causes, ...followers];
 const numberOf = x => typeof x === "number" ? x === 0 ? "0" : x.toPrecision(2).replace(/\.?0+(e|$)/, "$1") : x;
 
-/* The first way in which two parts differ gives the colour and the word on the node; the rest is in the list. */
+/* The strongest difference gives the colour and text of the mark; the list has all. */
 function lookOf(found) {
   const kind = found.words.length ? both.kinds[found.words[0][0]] : "values";
   const text = found.words.map(([k, words]) => [SAID[both.kinds[k]], words].filter(Boolean).join(": ")).join("; ");
@@ -31,7 +31,7 @@ both.pairs.a.forEach((a, k) => {
 const differenceOf = [new Map(), new Map()];
 both.differences.forEach(found => [found.a, found.b].forEach((part, side) => { if (part >= 0 && !differenceOf[side].has(part)) differenceOf[side].set(part, found); }));
 
-/* What is selected: a part of each side, or of one of them. */
+/* The selection: a part of each side, or of one. */
 const now = { parts: [-1, -1], at: -1, isBusy: false, addresses: ["", ""] };
 const panes = [];
 
@@ -53,7 +53,7 @@ function openBoth() {
   if (!saved[0] && !saved[1]) openAlike();
   else now.parts = panes.map(pane => pane.state.selected);
 }
-/* What is open in one is opened in the other. */
+/* Opens in one side what is open in the other. */
 function openAlike() {
   alone(() => {
     const wanted = panes.map((_, side) => panes[1 - side].drive.opened().map(i => partners[1 - side].get(i)).filter(i => i > 0));
@@ -65,7 +65,7 @@ function alignAtTop() {
   const k = Math.min(...panes.map(pane => pane.drive.view().k));
   for (const pane of panes) { const v = pane.drive.view(); if (v.k !== k) pane.fit(true); }
 }
-/* What the panes do in turn is not reported again. */
+/* Runs an action without reporting it back. */
 function alone(act) {
   now.isBusy = true;
   try { act(); } finally { now.isBusy = false; }
@@ -100,7 +100,7 @@ function moveAlong(side, other, before, after) {
   const v = other.drive.view(), r = after.k / before.k;
   other.drive.moveTo({ k: v.k * r, x: r * v.x + after.x - r * before.x, y: r * v.y + after.y - r * before.y });
 }
-/* Puts the partner beside what it belongs to, at the same size. */
+/* Aligns the counterpart with a node, at the same zoom. */
 function align(side, i, j) {
   const mine = panes[side].drive, other = panes[1 - side].drive, here = mine.placeOf(i);
   const v = other.view();
@@ -108,7 +108,7 @@ function align(side, i, j) {
   const there = other.placeOf(j), w = other.view();
   if (here && there) other.moveTo({ ...w, x: w.x + here[0] - there[0], y: w.y + here[1] - there[1] });
 }
-/* Goes to a difference: selects it in the side that has it, where it comes into view. */
+/* Selects a difference in the side that has it, and scrolls to it. */
 function goTo(at) {
   if (!listed.length) return;
   const k = (at + listed.length) % listed.length, found = listed[k], side = found.b >= 0 ? 1 : 0;
@@ -119,7 +119,7 @@ function goTo(at) {
   now.at = k;
   showBoth();
 }
-/* Beside something that the other does not have, what stands before it. */
+/* For a part without a counterpart: the counterpart of what precedes it. */
 function showNeighbour(side, part) {
   for (let i = part - 1; i > 0; i--) {
     const j = partners[side].get(i);
