@@ -118,7 +118,7 @@ class EntryColumns:
         log, strings, add = self._log, self._strings, self._statistics.add
         entries = [entry for entry in chosen.entries if entry < len(log.graph.recorded)]
         rows, gradients = log.rows(entries), log.gradients(entries)
-        found = {
+        found: dict[str, list[Any]] = {
             "label": list(map(strings, log.labels(entries))),
             "shape": [strings(shape_text(row.shape)) for row in rows],
             "dtype": [strings(dtype_text(row.dtype)) for row in rows],

@@ -119,10 +119,12 @@ class PartColumns:
         if chosen.number_of is None:
             return None
         left_out = chosen.left_out
-        sums = {
-            name: [round(sum(of_entry[at] or 0 for at in own), 1) for own in left_out.values()]
-            for name, of_entry in zip(costs._fields, costs, strict=True)
-        }
+        sums: dict[str, Any] = {}
+        for name in costs._fields:
+            of_entry: list[float | None] = getattr(costs, name)
+            sums[name] = [
+                round(sum(of_entry[at] or 0 for at in own), 1) for own in left_out.values()
+            ]
         return sums | {
             "part": [number_of[key] for key in left_out],
             "passes": [chosen.passes_left_out[key] for key in left_out],
