@@ -54,7 +54,7 @@ class Checks:
         """A step begins."""
         self._checking = Checking.NOTHING if self._checker is None else step.checking
         self._has_nonfinite = False
-        before = self._ledger.steps[-2].outside_spans if len(self._ledger.steps) > 1 else ()
+        before = self._ledger.steps[-2].outside if len(self._ledger.steps) > 1 else ()
         has_stepped = any(kind == "optimizer" for kind, *_ in before)
         self._show(
             lambda checker: checker.on_step(

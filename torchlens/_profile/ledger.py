@@ -17,6 +17,7 @@ from torchlens._health.checking import Checking
 from torchlens._history.log import Log
 from torchlens._profile.allocators import Span, Timeline, joined, storages_of
 from torchlens._profile.model_modules import ModelModules
+from torchlens._profile.outside import OutsideSpan
 from torchlens._profile.profile_options import ProfileOptions
 from torchlens._profile.records import CallRecord, OperationRecord, ProfiledStep, Signature
 from torchlens._recording.recording import Recording, References
@@ -38,6 +39,7 @@ class MeasuredStep(ProfiledStep):
     start: float = 0.0
     end: float = 0.0
     forward_end: float = 0.0
+    outside: list[OutsideSpan] = field(default_factory=list)
     calls: list["MeasuredCall"] = field(default_factory=list)
     passes: dict[str, int] = field(default_factory=dict)  # address → calls so far
     around_seconds: float = 0.0  # what a capture session took before and after the model

@@ -71,7 +71,7 @@ def _complete_step(ledger: Ledger, step: MeasuredStep) -> None:
         ledger.ns, (step.start, step.end, forward_end)
     )
     step.outside_spans = tuple(
-        (kind, ledger.ns(start), ledger.ns(end)) for kind, start, end in step.outside_spans
+        (kind, ledger.ns(start), ledger.ns(end)) for kind, start, end in step.outside
     )
     step.forward_seconds = sum(call.forward_seconds for call in calls)
     step.num_backward_passes = len(step.backward_tasks)

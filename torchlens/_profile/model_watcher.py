@@ -260,7 +260,7 @@ class ModelWatcher:
         step.end = perf_counter()
         if not step.is_warmup and any(call.raised for call in step.outermost_calls):
             self._plan.repeat(step.signature)
-        step.outside_spans = tuple(self._outside.take())
+        step.outside = self._outside.take()
         self._allocators.stop()
         runs, self._backward.runs = self._backward.runs, []
         own_spans, self.ledger.own_spans = self.ledger.own_spans, []
