@@ -61,7 +61,7 @@ ORDER = [
 ]
 # Features read histories. One imports another only if it is named here.
 FEATURES = ["_draw", "_page", "_export", "_validate", "_diff", "_profile", "_monitor", "_trace"]
-USES = {("_monitor", "_page"), ("_diff", "_page")}
+USES = {("_monitor", "_page"), ("_monitor", "_trace"), ("_diff", "_page")}
 # Files whose functions import from packages above their own when they are called.
 CALLS_UP = {
     "torchlens._history.model_history",

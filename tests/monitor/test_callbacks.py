@@ -257,7 +257,7 @@ def test_hugging_face_records_steps_of_the_optimizer(tmp_path: Path) -> None:
         [min(float(norm), 1.0) for norm in norms], rel=1e-3
     )
     assert "eval_loss" in reader.scalars
-    assert reader.graph["page"]
+    assert reader.graph["log"]
     plain, _ = train(tmp_path, [])
     for mine, theirs in zip(model.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)

@@ -1,7 +1,6 @@
 """The entries of a log, as columns for the page."""
 
 import math
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torchlens._history.log import Log, picked
 from torchlens._page.parts import FailedCall, Selection
 from torchlens._page.statistics import Statistics
 from torchlens._recording.recording import Failure
-from torchlens._recording.user_code import SourceLine, source_line, source_text
+from torchlens._recording.user_code import SourceLine, short_path, source_line, source_text
 from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.error_wording import got
 from torchlens.errors import ValueChangedError
@@ -53,11 +52,8 @@ class Places:
 
 
 def place_text(line: SourceLine) -> str:
-    """A place in the code; files below the working directory have relative paths."""
-    file = Path(line.file)
-    here = Path.cwd()
-    shown = file.relative_to(here) if file.is_relative_to(here) else file
-    return f"{shown}:{line.line} in {line.function}"
+    """A place in the code: `train.py:12 in forward`."""
+    return f"{short_path(line.file)}:{line.line} in {line.function}"
 
 
 def shape_text(shape: Any) -> str:

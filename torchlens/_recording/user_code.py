@@ -114,6 +114,21 @@ def line_of_code(code: CodeType, instruction: int) -> tuple[str, int, str, str]:
     return line.file, line.line, line.function, source_text(code, instruction)
 
 
+def short_path(file: str) -> str:
+    """The path of a file from the working directory, or from the innermost folder of `sys.path`
+    that holds it; only its name if none does. So files that are passed on to others carry no
+    absolute path of this machine.
+    """
+    path = Path(file)
+    if not path.is_absolute():
+        return file
+    folders = [Path(folder) for folder in sys.path if path.is_relative_to(folder or os.curdir)]
+    folders.sort(key=lambda folder: -len(folder.parts))
+    here = Path.cwd()
+    home = here if path.is_relative_to(here) else next(iter(folders), path.parent)
+    return str(path.relative_to(home))
+
+
 def code_of_line(file: str, line: int, function: str, text: str) -> CodeType:
     """A code object that does nothing; it only has the position of this line."""
     return (lambda: None).__code__.replace(

@@ -8,8 +8,10 @@ graph.json holds
     "calls"    every module call of the first recorded step, by start: {"module", "pass", "parent"
                (number of the enclosing call, or -1), "inputs" and "outputs" (shapes)}
     "edges"    [from, to], by number of call: an output of one call is an input of the other
-    "page"     the page data of the operations (_page/data.py), or null: see "note"
-    "note"     why there is no page, or ""
+    "log"      the log of the model's first call, without its tensors, or null: see "note". Its
+               "graph" is a document of a trace (_trace/documents.py); "seconds" has the times of
+               the operations, "seconds_forward" that of the call
+    "note"     why there is no log, or ""
 
 The operations come from a log of the model's first call, which returns the same result as a plain
 call. A compiled model is not logged: its uncompiled source would round differently.
@@ -24,13 +26,14 @@ import torch
 from torchlens._capture.model_parts import named_modules
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
-from torchlens._history.log import Log
-from torchlens._history.model_history import ModelHistory
-from torchlens._page.data import page_data
+from torchlens._graph.build import build_graph
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.recording import Recording
 from torchlens._recording.trees import named_tensors, plain_tensors
+from torchlens._recording.user_code import short_path
 from torchlens._text.problems import Problems
+from torchlens._trace.documents import graph_document
+from torchlens._trace.python_values import PythonWriter
 
 _MOST_CALLS = 20_000
 _MOST_TENSORS = 8
@@ -139,28 +142,36 @@ class GraphMaker:
         self._recording, self._result, self._makers = None, _NOT_RUN, {}
 
         def make() -> dict[str, Any]:
-            page, why = None, note
+            log, why = None, note
             if recording is not None:
                 try:
-                    page = page_data(
-                        ModelHistory(Log(recording)),
-                        {},
-                        None,
-                        has_repeats=False,
-                    )
+                    log = _log_document(recording)
                 except Exception as error:  # the rest of the graph is still valid
                     problems.add_failure(error, "The graph has no operations")
-                    why = "The page of the operations could not be made."
+                    why = "The log of the operations could not be stored."
             return {
                 "model": name,
                 "modules": modules,
                 "calls": calls,
                 "edges": edges,
-                "page": page,
+                "log": log,
                 "note": why,
             }
 
         return make
+
+
+def _log_document(recording: Recording) -> dict[str, Any]:
+    """The log as JSON, from which the page of the run is made when it is opened."""
+    graph = graph_document(
+        recording, build_graph(recording), PythonWriter(lambda tensor, name: None)
+    )
+    graph["places"] = [(short_path(file), *rest) for file, *rest in graph["places"]]
+    return {
+        "graph": graph,
+        "seconds": [row.seconds for row in recording.rows],
+        "seconds_forward": recording.seconds_forward,
+    }
 
 
 def _without_tensors(recording: Recording) -> Recording:

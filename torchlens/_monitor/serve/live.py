@@ -8,6 +8,7 @@ from typing import Any
 
 from torchlens._monitor.read.reader import RunReader
 from torchlens._monitor.read.tables import RunTables
+from torchlens._monitor.serve.graph_page import graph_page
 from torchlens._monitor.store.folder import is_run
 
 # How often the files are looked at, and how often the folder is searched for new runs, in seconds.
@@ -51,6 +52,7 @@ class LiveRun:
         self.reader = RunReader(folder)
         self.tables = RunTables(self.reader)
         self._graph_state = self._graph_status()
+        self._graph_page: tuple[int, dict[str, Any]] | None = None  # of a state of the file
         # A server that is started anew says other revisions than the one before, so that an open
         # page asks for everything.
         self.revision = time_ns() // 1000
@@ -114,6 +116,13 @@ class LiveRun:
                 )
             problems = [self.problem, *told["problems"]] if self.problem else told["problems"]
             return {**told, "problems": problems, "revision": self.revision, "isOther": is_other}
+
+    def graph_page(self) -> dict[str, Any]:
+        """The page of the run's graph (see `graph_page`). It takes a while to make, and is kept."""
+        state, known = self._graph_status(), self._graph_page
+        if known is None or known[0] != state:
+            known = self._graph_page = state, graph_page(self.reader.graph)
+        return known[1]
 
     def _graph_status(self) -> int:
         try:

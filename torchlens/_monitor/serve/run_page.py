@@ -15,7 +15,7 @@ from torchlens._monitor.read.tables import (
     histogram_block,
     stride_for,
 )
-from torchlens._monitor.serve.module_page import graph_page
+from torchlens._monitor.serve.graph_page import graph_page
 from torchlens._monitor.store.columns import Columns, merged
 from torchlens._page.page import PAGE, Exploration, bundle, filled_template, write_page
 

@@ -22,7 +22,6 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from torchlens._monitor.read.tables import STATISTICS, block
 from torchlens._monitor.record.series import KINDS, WATCHED
 from torchlens._monitor.serve.live import LiveRun, LiveRuns
-from torchlens._monitor.serve.module_page import graph_page
 from torchlens._monitor.serve.run_page import live_page_text
 
 _HEARTBEAT = 10.0  # seconds; so that a page that is gone is noticed
@@ -264,7 +263,7 @@ def _send_run(server: RunServer, options: _Options) -> tuple[str, bytes]:
 
 
 def _send_graph(server: RunServer, options: _Options) -> tuple[str, bytes]:
-    return _json(graph_page(_run(server, options).reader.graph))
+    return _json(_run(server, options).graph_page())
 
 
 def _send_table(server: RunServer, options: _Options) -> tuple[str, bytes]:

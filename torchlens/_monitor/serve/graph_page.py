@@ -4,24 +4,42 @@ were logged, otherwise its modules and their calls.
 
 from typing import Any, NamedTuple
 
+from torchlens._graph.build import assemble_graph
+from torchlens._history.log import Log
+from torchlens._history.model_history import ModelHistory
+from torchlens._page.data import page_data
 from torchlens._page.entry_columns import Strings
 from torchlens._page.names import KINDS, PARTS, SIDES
 from torchlens._text.numbers import shape_text
+from torchlens._trace.document_reading import decisions_of, recording_of
+from torchlens._trace.python_values import PythonReader
+from torchlens.errors import TraceError
 
 _MAX_CALLS = 20_000
+# What reading a file that is damaged, or that another program wrote, may raise.
+_UNREADABLE = (
+    LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, TraceError,
+)  # fmt: skip
 
 
 def graph_page(graph: dict[str, Any]) -> dict[str, Any]:
-    """{"page", "note"}: the page's data, or None and the reason. The file may be damaged, or made
-    by another program.
-    """
-    page, note = graph.get("page"), str(graph.get("note", ""))
-    if isinstance(page, dict) or not graph:
-        return {"page": page, "note": note}
+    """{"page", "note"}: the data of the page, or None and the reason."""
+    note = str(graph.get("note", ""))
     try:
-        return {"page": _ModulePage(graph).data(), "note": note}
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
+        if isinstance(graph.get("log"), dict):
+            return {"page": _operations_page(graph["log"]), "note": note}
+        return {"page": _ModulePage(graph).data() if graph else None, "note": note}
+    except _UNREADABLE:
         return {"page": None, "note": "The graph of this run cannot be read."}
+
+
+def _operations_page(log: dict[str, Any]) -> dict[str, Any]:
+    """The page of the logged operations. No tensor came with them."""
+    recording = recording_of(log["graph"], log["seconds"], PythonReader(lambda note: None))
+    recording.seconds_forward = float(log["seconds_forward"])
+    decisions = decisions_of(log["graph"], recording)
+    history = ModelHistory(Log(recording, make_graph=lambda own: assemble_graph(own, decisions)))
+    return page_data(history, {}, None, has_repeats=False)
 
 
 class _Part(NamedTuple):
