@@ -509,7 +509,7 @@ def monitor(
         "budget": budget, "graph": graph,
         "compiled": compiled, "evaluation": evaluation, "sinks": sinks,
     }  # fmt: skip
-    options = MonitorOptions(**known_options(foreign, own))
+    options = MonitorOptions(**(known_options(foreign, own) if foreign else own))
     if not isinstance(folder, str | os.PathLike) or not str(folder):
         raise TypeError(f"folder must name a folder, such as 'runs/a', got {got(folder)}.")
     path = Path(folder).expanduser()

@@ -32,14 +32,14 @@ def wait_for(worker: FilmWorker, done: int) -> None:
 def test_killing_the_process_costs_only_what_it_would_have_drawn(tmp_path: Path) -> None:
     problems = Problems("the monitor")
     worker = FilmWorker(tmp_path, problems)
-    worker.offer(0, [capture()])
+    worker.offer(0, capture())
     wait_for(worker, 1)
     assert worker.process is not None
     worker.process.kill()
     worker.process.wait()
-    worker.offer(1, [capture()])
+    worker.offer(1, capture())
     worker.finish()
-    worker.offer(2, [capture()])
+    worker.offer(2, capture())
     counts = worker.counts
     assert (counts.offered, counts.done, counts.dropped) == (3, 1, 2)
     assert "The film process has ended (-9): no more projections or videos" in problems[0]
@@ -50,11 +50,11 @@ def test_a_process_that_is_slow_or_fails_holds_nothing_up(tmp_path: Path) -> Non
     problems = Problems("the monitor")
     worker = FilmWorker(tmp_path, problems, most_waiting=1 << 14)
     for step in range(200):  # before the process is there
-        worker.offer(step, [capture()])
+        worker.offer(step, capture())
     dropped = worker.counts.dropped
     assert 0 < dropped < 200
     wait_for(worker, 200 - dropped)
-    worker.offer(0, [capture("b", "nonsense")])
+    worker.offer(0, capture("b", "nonsense"))
     worker.finish()
     worker.finish()
     counts = worker.counts
@@ -67,11 +67,11 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(film_worker, "_PATIENCE", 0.2)
     problems = Problems("the monitor")
     worker = FilmWorker(tmp_path, problems)
-    worker.offer(0, [capture()])
+    worker.offer(0, capture())
     wait_for(worker, 1)
     assert worker.process is not None
     os.kill(worker.process.pid, signal.SIGSTOP)
-    worker.offer(1, [capture()])
+    worker.offer(1, capture())
     worker.finish()
     assert "was not done after 0.2 seconds, and was ended" in problems[0]
     assert worker.counts.dropped == 1
@@ -85,7 +85,7 @@ from pathlib import Path
 from torchlens._monitor.films.film_worker import Capture, FilmWorker
 from torchlens._text.problems import Problems
 worker = FilmWorker(Path({str(tmp_path)!r}), Problems())
-worker.offer(0, [Capture("points", "a", {OPTIONS}, torch.ones(4, 4))])
+worker.offer(0, Capture("points", "a", {OPTIONS}, torch.ones(4, 4)))
 while worker.counts.done < 1:
     time.sleep(0.01)
 print(worker.process.pid, flush=True)

@@ -148,7 +148,7 @@ for step in range(12):
 np.save(folder + '/arrays.npy', np.stack(arrays))
 while run.work_counts.done < 12:
     time.sleep(0.01)
-print(run._films.process.pid, flush=True)
+print(run._films.worker.process.pid, flush=True)
 time.sleep(600)
 """
 

@@ -55,22 +55,19 @@ class FilmWorker:
         self._queue: SimpleQueue[tuple[int, Capture] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def offer(self, step: int, captures: list[Capture]) -> None:
-        """Hands tensors over; drops what does not fit. Returns at once."""
-        for capture in captures:
-            with self._lock:
-                self.counts.offered += 1
-                size = capture.tensor.nbytes
-                if self._is_over or self._num_bytes + size > self._most_waiting:
-                    self.counts.dropped += 1
-                    continue
-                self._num_bytes += size
-            self._queue.put((step, capture))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="torchlens films", daemon=True
-                )
-                self._thread.start()
+    def offer(self, step: int, capture: Capture) -> None:
+        """Hands a tensor over, or drops it if too much waits. Returns at once."""
+        with self._lock:
+            self.counts.offered += 1
+            size = capture.tensor.nbytes
+            if self._is_over or self._num_bytes + size > self._most_waiting:
+                self.counts.dropped += 1
+                return
+            self._num_bytes += size
+        self._queue.put((step, capture))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="torchlens films", daemon=True)
+            self._thread.start()
 
     def finish(self) -> None:
         """Waits for what was sent, and ends the process. May be called again."""

@@ -1,4 +1,4 @@
-"""Which tensors `run.embed` and `run.video` follow, and the copies for the film process."""
+"""Which tensors `run.embed` and `run.video` follow."""
 
 import importlib.util
 import re
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from torchlens._monitor.films.film_process import shown_as
-from torchlens._monitor.films.film_worker import Capture
+from torchlens._monitor.films.film_worker import Capture, FilmWorker
 from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.error_wording import check_choice, check_count, checked_file, did_you_mean, got
 
@@ -18,8 +18,7 @@ Basis: TypeAlias = Literal["aligned", "fixed"]
 Method: TypeAlias = Literal["pca", "tsne"]
 Show: TypeAlias = Literal["auto", "images", "histogram", "pca", "tsne"]
 
-# The most copies in a step, and the most elements of a copy.
-_MOST_CAPTURES = 64
+# The most elements of a copy.
 _MOST_ELEMENTS = 1 << 20
 # Packages that the film process needs: the extra that installs each, and what it is for.
 _PACKAGES = {
@@ -43,7 +42,6 @@ class Track:
         rows: int,
         every: int,
         seconds: float | None,
-        step_of: Callable[[], int],
     ) -> None:
         check_count("rows", rows, 1, "the first so many of a tensor")
         check_count("every", every, 1, "1 takes every recorded step")
@@ -54,7 +52,6 @@ class Track:
         self.num_taken = 0
         self._every = every
         self._end = None if seconds is None else monotonic() + seconds
-        self._step_of = step_of
         self._last: dict[str, int] = {}
         self._is_on, self._is_stopped = True, False
 
@@ -76,9 +73,8 @@ class Track:
         """Ends it."""
         self._is_stopped = True
 
-    def takes(self, address: str) -> bool:
+    def takes(self, address: str, step: int) -> bool:
         """True if the tensor of this call is due: the first call in every n-th recorded step."""
-        step = self._step_of()
         if not self.is_on or step - self._last.get(address, -self._every) < self._every:
             return False
         self._last[address] = step
@@ -107,19 +103,22 @@ class Track:
         return f"<Track {self.job} of {names}: {state}, {self.num_taken} taken>"
 
 
-class Tracks:
-    """All tracks of a run, and the copies that they took since `take_captures`."""
+class Films:
+    """All tracks of a run, and the worker that they send copies to. `step_of` gives the running
+    step.
+    """
 
-    def __init__(self) -> None:
-        self.all: list[Track] = []
+    def __init__(self, worker: FilmWorker, step_of: Callable[[], int]) -> None:
+        self.tracks: list[Track] = []
+        self.worker = worker
+        self._step_of = step_of
         # By address of a module or name of a watched tensor.
         self.outputs: dict[str, list[Track]] = {}
         self.gradients: dict[str, list[Track]] = {}
-        self._captures: list[Capture] = []
 
     def add(self, track: Track, what: Literal["outputs", "gradients"]) -> None:
         """Follows what the track's addresses return, or its gradient."""
-        self.all.append(track)
+        self.tracks.append(track)
         by_address = self.outputs if what == "outputs" else self.gradients
         for address in track.options:
             by_address.setdefault(address, []).append(track)
@@ -127,25 +126,21 @@ class Tracks:
     def capture(
         self, by_address: dict[str, list[Track]], address: str, tensor: torch.Tensor
     ) -> None:
-        """Copies the first rows of a tensor for each track that follows it. Call it unrecorded."""
+        """Sends a copy of the first rows of a tensor for each track that follows it. Call it under
+        `call_unseen`.
+        """
+        step = self._step_of()
         for track in by_address.get(address, ()):
-            if not track.takes(address) or len(self._captures) >= _MOST_CAPTURES:
-                continue
-            part = track.first_rows(address, tensor)
+            part = track.first_rows(address, tensor) if track.takes(address, step) else None
             if part is not None:
                 options = track.options[address]
                 name = options.get("path") or options.get("name") or address
-                self._captures.append(Capture(track.job, name, options, part))
-
-    def take_captures(self) -> list[Capture]:
-        """The copies since the last time."""
-        found, self._captures = self._captures, []
-        return found
+                self.worker.offer(step, Capture(track.job, name, options, part))
 
     def unseen(self, known: Iterable[str]) -> list[str]:
         """A sentence for each name that never occurred: it may be mistyped."""
         found, addresses = [], set(known)
-        for track in self.all:
+        for track in self.tracks:
             if not track.num_taken and not addresses.issuperset(track.options):
                 name = next(each for each in track.options if each not in addresses)
                 hint = did_you_mean(name, addresses)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens._capture.gradients.backward_hooks import node_of
-from torchlens._monitor.films.tracks import Tracks
+from torchlens._monitor.films.tracks import Films
 from torchlens._monitor.record.samples import PLAIN_TYPES, Sample, Sampler
 from torchlens._monitor.record.series import SeriesNames
 from torchlens._monitor.record.statistics import Observation
@@ -45,7 +45,7 @@ class Collector:
         self.names = names
         self.problems = problems
         self.pending: list[Observation] = []
-        self.tracks = Tracks()
+        self.films: Films | None = None  # once `run.video` or `run.embed` was called
         self.is_armed = False
         self.sampler = Sampler()
         # Called when too many observations are pending to wait for the end of the step.
@@ -129,10 +129,9 @@ class Collector:
 
     def on_gradient(self, hook: "GradientHook", gradient: _Tensor) -> None:
         """Samples a gradient, called by its hook. Call it under `call_unseen`."""
-        followed = self.tracks.gradients
-        if followed:
+        if self.films is not None:
             for module, _ in hook.series:
-                self.tracks.capture(followed, module, gradient)
+                self.films.capture(self.films.gradients, module, gradient)
         sample = self.sampler.take(gradient)
         if sample is not None:
             for module, name in hook.series:

@@ -163,9 +163,7 @@ class GraphMaker:
 
 def _log_document(recording: Recording) -> dict[str, Any]:
     """The log as JSON, from which the page of the run is made when it is opened."""
-    graph = graph_document(
-        recording, build_graph(recording), PythonWriter(lambda tensor, name: None)
-    )
+    graph = graph_document(recording, build_graph(recording), PythonWriter(lambda tensor, name: {}))
     graph["places"] = [(short_path(file), *rest) for file, *rest in graph["places"]]
     return {
         "graph": graph,

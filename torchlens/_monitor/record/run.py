@@ -21,6 +21,7 @@ from torchlens._health.thresholds import THRESHOLDS
 from torchlens._monitor.films.film_worker import FilmWorker, WorkCounts
 from torchlens._monitor.films.tracks import (
     Basis,
+    Films,
     Method,
     Show,
     Track,
@@ -106,9 +107,8 @@ class Run:
         self._watcher = ModuleWatcher(
             model, options, self._collector, THRESHOLDS["saturation_margin"], graph
         )
-        self._films = FilmWorker(folder, self.problems)
         self._steps = Steps(
-            model, folder, options, first, self._collector, self._watcher, self._writer, self._films
+            model, folder, options, first, self._collector, self._watcher, self._writer
         )
         self._steps.when_gone = self._take_away
 
@@ -155,7 +155,8 @@ class Run:
                 self._take_away()
             finally:  # once more, for an interrupt may cut the first short
                 self._take_away()
-        self._films.finish()
+        if self._films is not None:
+            self._films.worker.finish()
         self._writer.finish()
         steps.is_finished = True
 
@@ -171,7 +172,8 @@ class Run:
         self._steps.is_finished = True
         self._collector.is_armed = False
         self._take_away()
-        self._films.abandon()
+        if self._films is not None:
+            self._films.worker.abandon()
 
     def __enter__(self) -> "Run":
         return self.start()
@@ -250,8 +252,9 @@ class Run:
         return tensor
 
     def _watch(self, name: str, tensor: torch.Tensor) -> None:
-        tracks = self._collector.tracks
-        tracks.capture(tracks.outputs, name, tensor)
+        films = self._films
+        if films is not None:
+            films.capture(films.outputs, name, tensor)
         self._collector.note(name, WATCHED, "", tensor)
         self._collector.follow_gradient(name, "", tensor)
 
@@ -274,9 +277,8 @@ class Run:
         address.
         """
         refuse_video_options("embed", foreign, "method, basis, rows, every, seconds, name")
-        options = embed_options(
-            address, self._addresses(), method, basis, name, self._collector.tracks.all
-        )
+        tracks = () if self._films is None else self._films.tracks
+        options = embed_options(address, self._addresses(), method, basis, name, tracks)
         return self._track("points", options, rows, every, seconds)
 
     def video(
@@ -326,18 +328,26 @@ class Run:
                     "address must be that of a module that is recorded (modules=), got "
                     f"{got(address)}."
                 )
-        clock = self._steps.clock
-        track = Track(job, options, rows, every, seconds, lambda: clock.step)
+        track = Track(job, options, rows, every, seconds)
         if self.rank == 0:  # the files of several would be the same
-            self._collector.tracks.add(track, what)
+            films = self._films
+            if films is None:
+                clock, worker = self._steps.clock, FilmWorker(self.folder, self.problems)
+                films = self._collector.films = Films(worker, lambda: clock.step)
+            films.add(track, what)
         return track
+
+    @property
+    def _films(self) -> Films | None:
+        return self._collector.films
 
     def _addresses(self) -> list[str]:
         return [info.address for info in self._watcher.infos.values()]
 
     def _tell_unseen(self) -> None:
-        for sentence in self._collector.tracks.unseen(self._addresses()):
-            self.problems.add(sentence)
+        if self._films is not None:
+            for sentence in self._films.unseen(self._addresses()):
+                self.problems.add(sentence)
 
     def step(self) -> None:
         """Ends a step, for loops without a torch optimizer. Once it has been called, optimizers no
@@ -417,7 +427,7 @@ class Run:
     @property
     def work_counts(self) -> WorkCounts:
         """How many arrays were offered to the worker process, done and dropped."""
-        return self._films.counts
+        return WorkCounts() if self._films is None else self._films.worker.counts
 
     @property
     def problems(self) -> Problems:

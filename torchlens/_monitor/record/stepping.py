@@ -27,7 +27,6 @@ from torchlens._capture.patches.patching import (
     is_compiler_there,
     undo_patches,
 )
-from torchlens._monitor.films.film_worker import Capture, FilmWorker
 from torchlens._monitor.record.clock import StepClock
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.options import MonitorOptions
@@ -65,11 +64,10 @@ class Steps:
     def __init__(
         self, model: torch.nn.Module, folder: Path, options: MonitorOptions, first: int,
         collector: Collector,
-        watcher: ModuleWatcher, writer: Writer, films: FilmWorker,
+        watcher: ModuleWatcher, writer: Writer,
     ) -> None:  # fmt: skip
         self.clock = StepClock(first)
         self.collector, self.watcher, self.writer = collector, watcher, writer
-        self._films = films
         self.scalars: list[tuple[str, int, Any]] = []  # pending: name, step, value
         self.is_on = True
         self.is_finished = False
@@ -84,7 +82,6 @@ class Steps:
         # Observations known to belong to the current step. Those still in the collector may belong
         # to the next one (see `StepClock`).
         self._settled: list[Observation] = []
-        self._settled_captures: list[Capture] = []
         self._unsettled_scalars: list[tuple[str, Any]] = []
         self._late_step: int | None = None  # the previous step, if recorded
         self._handles: list[Any] = []
@@ -131,7 +128,7 @@ class Steps:
         """Passes the observations of the running step to the writer. No step may follow."""
         self._is_ending = True
         self._settle()
-        self._offer(self.clock.step, *self._take_settled())
+        self._offer(self.clock.step, self._take_settled())
         self._write_graph()
 
     def take_away(self) -> None:
@@ -243,9 +240,9 @@ class Steps:
         self._mark_nodes()
         if self.clock.is_late:
             self.clock.is_late = False
-            seen, captures = self.collector.take_all(), self.collector.tracks.take_captures()
+            seen = self.collector.take_all()
             if self._late_step is not None and seen:
-                self._offer(self._late_step, seen, captures)
+                self._offer(self._late_step, seen)
             self.watcher.begin_step()
             return
         self._settle()
@@ -288,7 +285,7 @@ class Steps:
         step, was_recorded = self.clock.step, self._is_recorded
         self._late_step = step if was_recorded else None
         self.collector.forget()
-        self._offer(step, *self._take_settled())
+        self._offer(step, self._take_settled())
         if was_recorded:
             self._write_graph()
         self.clock.advance()
@@ -298,32 +295,26 @@ class Steps:
 
     def _settle(self) -> None:
         """Assigns all observations so far to the current step."""
-        seen, captures = self.collector.take_all(), self.collector.tracks.take_captures()
+        seen = self.collector.take_all()
         if self._is_recorded:
             self._settled += seen
-            self._settled_captures += captures
         self._settle_scalars()
 
     def _settle_scalars(self) -> None:
         self.scalars += [(name, self.clock.step, value) for name, value in self._unsettled_scalars]
         self._unsettled_scalars.clear()
 
-    def _take_settled(self) -> tuple[list[Observation], list[Capture]]:
+    def _take_settled(self) -> list[Observation]:
         settled, self._settled = self._settled, []
-        captures, self._settled_captures = self._settled_captures, []
-        return (settled, captures) if self._is_recorded else ([], [])
+        return settled if self._is_recorded else []
 
-    def _offer(
-        self, step: int, observations: list[Observation], captures: list[Capture],
-        is_end: bool = True
-    ) -> None:  # fmt: skip
+    def _offer(self, step: int, observations: list[Observation], is_end: bool = True) -> None:
         now = monotonic()
         is_soon = (
             now - self._last_offer < _SCALARS_EVERY
             and len(self.scalars) < _MANY_SCALARS
             and not self._is_ending
         )
-        self._films.offer(step, captures)
         if not observations and (not self.scalars or is_soon):
             return
         self._last_offer = now
@@ -338,14 +329,9 @@ class Steps:
         """
         if self._is_recorded:
             self._settle()
-            self._offer(self.clock.step, *self._take_settled(), is_end=False)
+            self._offer(self.clock.step, self._take_settled(), is_end=False)
         else:  # between the turns of several optimizers, with only the next step recorded
-            self._offer(
-                self.clock.step + 1,
-                self.collector.take_all(),
-                self.collector.tracks.take_captures(),
-                is_end=False,
-            )
+            self._offer(self.clock.step + 1, self.collector.take_all(), is_end=False)
 
     # -- arming and disarming ----------------------------------------------------------------------
 

@@ -268,8 +268,10 @@ class ModuleWatcher:
             collector.note(info.address, "inputs", name, tensor)
 
     def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
-        if takes == _ALL and info.address in self.collector.tracks.outputs:
-            self._film(info.address, result)
+        films = self.collector.films
+        if takes == _ALL and films is not None:
+            for _, tensor in itertools.islice(_named_results(result), 1):
+                films.capture(films.outputs, info.address, tensor)
         has_outputs = self._has_outputs and takes == _ALL
         if not isinstance(result, _Tensor):
             for name, tensor in itertools.islice(_named_results(result), _MAX_TENSORS):
@@ -286,11 +288,6 @@ class ModuleWatcher:
             self._describe(info.output_number, info)
         if self._has_gradients:
             self.collector.follow_gradient(info.address, "", result)
-
-    def _film(self, address: str, result: Any) -> None:
-        tracks = self.collector.tracks
-        for _, tensor in itertools.islice(_named_results(result), 1):
-            tracks.capture(tracks.outputs, address, tensor)
 
     def _describe(self, number: int, info: ModuleInfo) -> None:
         """Sets the units and the saturation limits of a series, for its statistics."""
