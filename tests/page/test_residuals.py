@@ -7,7 +7,7 @@ import torchlens as tl
 from tests.networks import Model
 from tests.page.viewer_models import MLP, ResNet18, history_of
 from torchlens._page.outline import outline
-from torchlens._page.residuals import residual_links
+from torchlens._page.part_columns import residual_links
 
 
 def _targets(history) -> list[str]:

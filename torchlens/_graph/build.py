@@ -38,6 +38,7 @@ class Graph:
     The entries are the rows of the recording that belong to the log: `recorded` has the number of
     each row, and `entry_of` is the inverse. `first_exit` has the first tensor that each module call
     returned. `located_reads` (in numbers of the recording) and `is_exact` are those of `Edges`.
+    `part_of` is the number of entries of the whole graph if this is a part of one.
     """
 
     recorded: list[int]
@@ -64,6 +65,7 @@ class Graph:
     first_exit: dict[int, int]
     num_left_out: int
     is_exact: bool = True
+    part_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

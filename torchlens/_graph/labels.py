@@ -7,13 +7,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer: its type, its number among its type, its number overall, the entries that are its
-    passes.
+    passes, and how many passes it has (in a part of a graph, more than are there).
     """
 
     type: str
     type_num: int
     total_num: int
     entries: tuple[int, ...]
+    num_passes: int
 
     @property
     def label_short(self) -> str:
@@ -47,7 +48,13 @@ def number_layers(
         if first >= num_before:
             total += 1
         layers.append(
-            Layer(kind, type_counts[kind], total if first >= num_before else 0, tuple(entries))
+            Layer(
+                kind,
+                type_counts[kind],
+                total if first >= num_before else 0,
+                tuple(entries),
+                len(entries),
+            )
         )
     return layers, layer_of
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torchlens._history.field import EntryFields, ManyEntries, field
 from torchlens._history.log import picked
@@ -31,6 +31,27 @@ class EntryGraph(EntryFields):
     def child_layers(self) -> list[list[str]]:
         """Labels of the entries that read it."""
         return _labels(self, picked(self._log.graph.children, self._numbers))
+
+    def _others(self, numbers: Iterable[int]) -> "list[Self]":
+        return [type(self)(self._log, number) for number in numbers]
+
+    @property
+    def parents(self) -> "list[Self]":
+        """The entries it reads."""
+        return self._others(self._log.graph.parents[self._entry])
+
+    @property
+    def children(self) -> "list[Self]":
+        """The entries that read it."""
+        return self._others(self._log.graph.children[self._entry])
+
+    def ancestors(self) -> "list[Self]":
+        """All entries that lead to it, in order."""
+        return self._others(sorted(self._reachable(self._log.graph.parents) - {self._entry}))
+
+    def descendants(self) -> "list[Self]":
+        """All entries that it leads to, in order."""
+        return self._others(sorted(self._reachable(self._log.graph.children) - {self._entry}))
 
     @property
     def sibling_layers(self) -> list[str]:
@@ -313,7 +334,7 @@ def located_parents(entries: EntryFields | ManyEntries) -> list[list[tuple[Any, 
             [
                 (location, entry_of[parent])
                 for location, parent in reads
-                if parent is not None and parent >= 0
+                if parent is not None and parent in entry_of
             ]
         )
     return found

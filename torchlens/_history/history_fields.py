@@ -49,7 +49,7 @@ class HistoryFields:
     @property
     def model_max_recurrent_loops(self) -> int:
         """The largest number of passes that a layer has."""
-        return max((len(layer.entries) for layer in self._log.graph.layers), default=1)
+        return max((layer.num_passes for layer in self._log.graph.layers), default=1)
 
     @property
     def model_is_branching(self) -> bool:
@@ -83,7 +83,7 @@ class HistoryFields:
         """Layer → its number of passes."""
         graph = self._log.graph
         layers = dict.fromkeys(graph.layer_of[entry] for entry in self._log.visible)
-        return {graph.layers[number].label: len(graph.layers[number].entries) for number in layers}
+        return {graph.layers[number].label: graph.layers[number].num_passes for number in layers}
 
     @property
     def input_layers(self) -> list[str]:

@@ -82,7 +82,7 @@ class EntryLabels(EntryFields):
     @field
     def layer_passes_total(self) -> list[int]:
         """How many passes its layer has."""
-        return [len(layer.entries) for layer in _layers(self)]
+        return [layer.num_passes for layer in _layers(self)]
 
     @field
     def operation_num(self) -> list[int]:

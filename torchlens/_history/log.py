@@ -236,7 +236,7 @@ class Log:
         ]
 
     def num_passes(self, entry: int) -> int:
-        return len(self.graph.layers[self.graph.layer_of[entry]].entries)
+        return self.graph.layers[self.graph.layer_of[entry]].num_passes
 
     @cached_property
     def layer_labels(self) -> list[str]:
@@ -245,7 +245,7 @@ class Log:
     @cached_property
     def repeats(self) -> list[bool]:
         """Whether each layer has several passes."""
-        return [len(layer.entries) > 1 for layer in self.graph.layers]
+        return [layer.num_passes > 1 for layer in self.graph.layers]
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -379,11 +379,12 @@ class Log:
         """Input, output and buffer addresses by entry."""
         entry_of = self.graph.entry_of
         found: dict[int, list[str]] = {}
-        for path, number in self.recording.inputs:
-            found.setdefault(entry_of[number], []).append(path_text("input", path))
-        for path, number in self.recording.outputs:
-            found.setdefault(entry_of[number], []).append(path_text("output", path))
-        for address, number in self.recording.buffers:
+        named = [
+            *((path_text("input", path), number) for path, number in self.recording.inputs),
+            *((path_text("output", path), number) for path, number in self.recording.outputs),
+            *self.recording.buffers,
+        ]
+        for address, number in named:
             if number in entry_of:
                 found.setdefault(entry_of[number], []).append(address)
         return found

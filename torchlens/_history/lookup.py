@@ -55,14 +55,18 @@ class Lookup:
             raise KeyError(self._several(key, found, is_exact=bool(exact)))
         return found[0]
 
-    def many(self, key: int | str) -> list[int]:
+    def lists(self, entry: int) -> bool:
+        """True if the history lists an entry."""
+        return entry in self._listed
+
+    def many(self, key: int | str, argument: str = "layers_to_save") -> list[int]:
         """All entries that `key` means: all passes of a bare name, all names that contain it."""
         if not isinstance(key, str):
             return [self.one(key)]
         found = self.entries(key) or self._with_part(key)
         if not found:
             raise ValueError(
-                f"layers_to_save names {key!r}, and there is no such layer. {self._closest(key)}"
+                f"{argument} names {key!r}, and there is no such layer. {self._closest(key)}"
             )
         return found
 
@@ -117,10 +121,11 @@ class Lookup:
     @cached_property
     def _arguments(self) -> dict[str, list[int]]:
         """The name of an argument of the model → the tensors in it."""
+        entry_of = self._log.graph.entry_of
         found: dict[str, list[int]] = {}
         for path, number in self._log.recording.inputs:
-            if path and isinstance(path[0], str):
-                found.setdefault(path[0], []).append(self._log.graph.entry_of[number])
+            if path and isinstance(path[0], str) and number in entry_of:
+                found.setdefault(path[0], []).append(entry_of[number])
         return found
 
     def _passes(self, layers: dict[str, int], key: str) -> Sequence[int]:
@@ -131,9 +136,8 @@ class Lookup:
         if label not in layers or not number.isdecimal() or len(number) > 9:
             return []
         entries = self._log.graph.layers[layers[label]].entries
-        place = int(number) - 1
-        is_there = 0 <= place < len(entries) and str(place + 1) == number
-        return [entries[place]] if is_there else []
+        pass_of = self._log.graph.pass_of
+        return [entry for entry in entries if str(pass_of[entry]) == number]
 
     def _first_address(self, key: str) -> str:
         """The address that the log uses for a module that has several."""

@@ -6,7 +6,7 @@ A method that belongs to a feature (drawing, exporting, saving, ...) imports it 
 import copy
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torchlens._draw.drawing import Drawing
     from torchlens._draw.options import DrawKeywords, VisOpt
     from torchlens._health.nonfinite import NonFinite
+    from torchlens._history.queries import Kinds, Layers, Modules, Shape
+    from torchlens._history.residuals import Residual
     from torchlens._history.summary import Summary
     from torchlens._page.page import Exploration
     from torchlens._text.measures import Measure
@@ -85,8 +87,25 @@ class ModelHistory(HistoryFields, ClassicAccess):
         """All entries, in the order they were made."""
         return without_collector(lambda: list(self))
 
-    def __getitem__(self, key: int | str) -> LayerEntry:
+    @overload
+    def __getitem__(self, key: int | str) -> LayerEntry: ...
+
+    @overload
+    def __getitem__(self, key: list[int | str] | list[str] | list[int]) -> list[LayerEntry]: ...
+
+    def __getitem__(self, key: Any) -> LayerEntry | list[LayerEntry]:
+        if isinstance(key, list):
+            return self._entries(entry for one in key for entry in self._meant("the key", one))
         return LayerEntry(self._log, self._lookup.one(key))
+
+    def _entries(self, numbers: Iterable[int]) -> list[LayerEntry]:
+        """The entries with these numbers, as far as the history lists them."""
+        return [LayerEntry(self._log, entry) for entry in numbers if self._lookup.lists(entry)]
+
+    def _meant(self, name: str, layers: "Layers") -> list[int]:
+        from torchlens._history.queries import meant
+
+        return meant(self._log, self._lookup, name, layers)
 
     def __contains__(self, key: object) -> bool:
         if isinstance(key, LayerEntry):
@@ -137,6 +156,108 @@ class ModelHistory(HistoryFields, ClassicAccess):
             value = getattr(self, name)
             if not callable(value):
                 print(f"{name}: {value}")  # noqa: T201 (printing is what it is for)
+
+    # -- asking the graph --------------------------------------------------------------------------
+
+    def find(
+        self,
+        type: "Kinds | None" = None,  # noqa: A002 (it filters `layer_type`)
+        *,
+        module: "Modules | None" = None,
+        shape: "Shape | None" = None,
+        param: str | Sequence[str] | None = None,
+        where: Callable[[LayerEntry], Any] | None = None,
+    ) -> list[LayerEntry]:
+        """The entries for which all given conditions hold, in order.
+
+        `*` in a name stands for any part of it, and a list means any of its elements.
+
+        >>> history.find('conv*', shape=(None, 64, ...))
+        >>> history.find('linear', module='h.*.mlp')
+        >>> history.find(param='wte.weight')
+        >>> history.find(where=lambda entry: entry.flops and entry.flops > 1e9)
+
+        type: the type of layer ('conv2d'), or the function (`torch.relu`).
+        module: a module in which the entry was computed, at any depth, or the class of one.
+        shape: the sizes of the tensor; None is any size, `...` any number of sizes.
+        param: the address of a parameter that the entry was computed with.
+        where: a function of an entry.
+        """
+        from torchlens._history.queries import found
+
+        return self._entries(found(self._log, type, module, shape, param, where))
+
+    def between(self, a: "Layers", b: "Layers") -> list[LayerEntry]:
+        """The entries on all paths from `a` to `b`, both included; empty if no path leads there.
+
+        >>> history.between('layer1', 'layer2')
+        """
+        from torchlens._history.queries import between
+
+        return self._entries(between(self._log, self._meant("a", a), self._meant("b", b)))
+
+    def modules_between(self, a: "Layers", b: "Layers") -> list[str]:
+        """The addresses of the modules that lie wholly between `a` and `b`, in the order in which
+        they ran.
+        """
+        from torchlens._history.queries import between, modules_between
+
+        entries = between(self._log, self._meant("a", a), self._meant("b", b))
+        return modules_between(self._log, entries)
+
+    def paths(self, a: "Layers", b: "Layers", limit: int = 1_000) -> list[list[LayerEntry]]:
+        """Every path from `a` to `b`, as a list of entries, the shortest first.
+
+        Raises ValueError if there are more than `limit`: with each residual connection, their
+        number doubles.
+        """
+        from torchlens._history.queries import all_paths
+
+        found = all_paths(self._log, self._meant("a", a), self._meant("b", b), limit)
+        return [self._entries(path) for path in found]
+
+    def longest_path(
+        self, a: "Layers | None" = None, b: "Layers | None" = None
+    ) -> list[LayerEntry]:
+        """The path with the most entries from `a` to `b`; by default, from any input to any
+        output.
+        """
+        from torchlens._history.queries import longest_path
+
+        graph = self._log.graph
+        starts = graph.inputs if a is None else self._meant("a", a)
+        ends = graph.outputs if b is None else self._meant("b", b)
+        return self._entries(longest_path(self._log, starts, ends))
+
+    def residuals(self) -> "list[Residual]":
+        """The residual connections: where the input of a block is added to its output.
+
+        >>> [(each.start, each.end) for each in history.residuals()]
+        """
+        from torchlens._history.residuals import residuals
+
+        return residuals(self._log)
+
+    def passes(self, key: int | str) -> torch.Tensor:
+        """The saved values of all passes of a layer or of all calls of a module, stacked along a
+        new first dimension.
+
+        >>> history.passes('cell').shape
+        torch.Size([10, 2, 64])
+        """
+        from torchlens._history.queries import stacked_passes
+
+        return stacked_passes(self._log, key, self._meant("key", key))
+
+    def subgraph(self, layers: "Layers") -> "ModelHistory":
+        """A history of these layers alone, under the same labels: print it, draw it, explore it.
+
+        >>> history.subgraph(history.find(module='h.3.attn')).render_graph()
+        >>> history.subgraph(history.between('layer1', 'layer2'))
+        """
+        from torchlens._history.subgraph import restricted
+
+        return ModelHistory(restricted(self._log, self._meant("layers", layers)))
 
     # -- doing it again ----------------------------------------------------------------------------
 

@@ -64,8 +64,12 @@ def valueless_text(log: Log) -> str:
 
 
 def _boundary_lines(log: Log) -> list[str]:
-    """That no tensor goes in or comes out, or that entries are left out; usually nothing."""
+    """That it is a part of a log, that no tensor goes in or comes out, or that entries are left
+    out; usually nothing.
+    """
     graph, lines = log.graph, []
+    if graph.part_of is not None:
+        return [f"\tA part of the log: {len(graph.recorded)} of {graph.part_of} tensors."]
     returns_none = not graph.outputs and log.recording.failure is None
     sides = (["goes in"] if not graph.inputs else []) + (["comes out"] if returns_none else [])
     if sides:
@@ -92,7 +96,7 @@ def _values_read(log: Log) -> str:
 
 
 def _structure(log: Log) -> str:
-    loops = max((len(layer.entries) for layer in log.graph.layers), default=1)
+    loops = max((layer.num_passes for layer in log.graph.layers), default=1)
     kind = f"recurrent (at most {loops} loops)" if loops > 1 else "purely feedforward"
     branching = "with" if max(map(len, log.graph.children), default=0) > 1 else "without"
     conditions = ", with conditions" if log.graph.booleans else ""
@@ -129,7 +133,7 @@ def _layer_lines(log: Log, is_marked: bool) -> list[str]:
     layers, passes = picked(graph.layer_of, visible), picked(graph.pass_of, visible)
     labels = log.layer_labels
     notes = [
-        f"/{count} passes)" if (count := len(layer.entries)) > 1 else "" for layer in graph.layers
+        f"/{count} passes)" if (count := layer.num_passes) > 1 else "" for layer in graph.layers
     ]
     marks = (
         ["* " if is_saved else "  " for is_saved in log.are_saved(visible)]

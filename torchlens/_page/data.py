@@ -22,9 +22,13 @@ from torchlens._page.entry_columns import (
 from torchlens._page.folding import fold
 from torchlens._page.names import KINDS, PARTS, SIDES
 from torchlens._page.outline import outline
-from torchlens._page.part_columns import PartColumns, link_columns, part_of_entries
+from torchlens._page.part_columns import (
+    PartColumns,
+    link_columns,
+    part_of_entries,
+    residual_links,
+)
 from torchlens._page.parts import FailedCall, Outline, Part, Selection, entries_in, select
-from torchlens._page.residuals import residual_links
 from torchlens._page.statistics import Statistics
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.recording import Failure, References

@@ -5,9 +5,12 @@ from itertools import chain
 from typing import Any
 
 from torchlens._history.log import Log
+from torchlens._history.residuals import ResidualFinder
 from torchlens._page.entry_columns import Costs, Places, Strings
 from torchlens._page.names import KINDS, PARTS, SIDES, PartNames
-from torchlens._page.parts import Outline, Part, Selection
+from torchlens._page.parts import Outline, Part, Selection, entries_in
+
+_PASSES_READ = 2  # of each part, to find the residual connections
 
 
 class PartColumns:
@@ -91,7 +94,11 @@ class PartColumns:
         return columns
 
     def _idle_modules(self) -> list[str]:
-        """The addresses of the modules that did not run, without those inside them."""
+        """The addresses of the modules that did not run, without those inside them; none in a part
+        of a log, which leaves out modules that ran.
+        """
+        if self._log.graph.part_of is not None:
+            return []
         ran = self._modules_that_ran()
         # Modules in which something ran.
         holders = {"", *(above for address in ran for above in _modules_around(address))}
@@ -192,3 +199,18 @@ def link_columns(
         name: [link[at] for link in is_residual] for at, name in enumerate(("from", "to", "around"))
     }
     return columns | {"residual": [int(is_one) for is_one in is_residual.values()]}
+
+
+def residual_links(log: Log, outline: Outline) -> set[int]:
+    """The numbers of the links that are residual connections, or parts of one."""
+    finder = ResidualFinder(log)
+    parts = {id(part): part for link in outline.links for part in link[:2]}
+    part_of = {entry: key for key, part in parts.items() for entry in entries_in(part)}
+    first_of = sorted(own[0] for part in parts.values() for own in part.passes[:_PASSES_READ])
+    edges = [edge for child in first_of for edge in finder.edges_into(child)]
+    ends = {(part_of[parent], part_of[child]) for parent, child in edges}
+    return {
+        number
+        for number, (source, target, around) in enumerate(outline.links)
+        if around is None and (id(source), id(target)) in ends
+    }

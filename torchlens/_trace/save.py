@@ -34,6 +34,11 @@ def save_history(
     if not isinstance(params, bool):
         raise TypeError(f"params must be True or False, got {got(params)}.")
     check_count("max_shard_bytes", max_shard_bytes, 1)
+    if log.graph.part_of is not None:
+        raise ValueError(
+            "A part of a history cannot be saved to a file. Save the whole history, load it, and "
+            "take subgraph() of it; or pickle the part."
+        )
     # It makes many objects, none of them garbage.
     without_collector(lambda: _save(log, target, params, max_shard_bytes))
 

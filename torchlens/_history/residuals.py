@@ -1,9 +1,14 @@
-"""Residual connections: edges along which the input of a block is added to its output."""
+"""Residual connections: where the input of a block is added to its output.
 
-from collections.abc import Iterable, Iterator
+`x + f(x)` is one if `f` has parameters; `0.5 * x * (1 + x)`, a mask, a table of positions and a
+concatenation are none. The input may change its shape on the way, as in `downsample(x) + f(x)`.
+"""
 
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
-from torchlens._page.parts import Outline, entries_in
 from torchlens._recording.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, POOLING
 
 _ADDITIONS = frozenset({"add", "iadd", "radd"})
@@ -15,34 +20,42 @@ _AFFINE = _ADDITIONS | {"imul", "isub", "itruediv", "mul", "rmul", "rsub", "sub"
 # What a block may do to its input before the two ways part.
 _BEFORE_BOTH = NORMALISATIONS | ACTIVATIONS | _UNCHANGING
 _LONGEST_PROJECTION = 6
-_PASSES_READ = 2
 _MOST_STEPS = 3_000  # from the addition back to where the block begins
 _MOST_STEPS_IN_ALL = 3_000_000
 
 _Edge = tuple[int, int]  # parent, child
 
 
-def residual_links(log: Log, outline: Outline) -> set[int]:
-    """The numbers of the links that are residual.
+class Residual(NamedTuple):
+    """A residual connection: `end` adds what `block` makes of `start` to `start` itself.
 
-    `x + f(x)` is one if `f` has parameters; `0.5 * x * (1 + x)`, a mask, a table of positions and a
-    concatenation are none. Where the block's input has to change its shape on the way, all of that
-    way is: `downsample(x) + f(x)`.
+    `carried` are the entries that `start` passes on its way around the block, such as a projection;
+    it is often empty.
     """
-    finder = _Finder(log)
-    parts = {id(part): part for link in outline.links for part in link[:2]}
-    part_of = {entry: key for key, part in parts.items() for entry in entries_in(part)}
-    first_of = sorted(own[0] for part in parts.values() for own in part.passes[:_PASSES_READ])
-    edges = [edge for child in first_of for edge in finder.edges_into(child)]
-    ends = {(part_of[parent], part_of[child]) for parent, child in edges}
-    return {
-        number
-        for number, (source, target, around) in enumerate(outline.links)
-        if around is None and (id(source), id(target)) in ends
-    }
+
+    start: LayerEntry
+    end: LayerEntry
+    block: list[LayerEntry]
+    carried: list[LayerEntry]
 
 
-class _Finder:
+def residuals(log: Log) -> list[Residual]:
+    """All residual connections, in the order of their ends."""
+    finder = ResidualFinder(log)
+    found = []
+    for addition in log.visible:
+        edges = finder.edges_into(addition)
+        if edges:
+            start, carried = edges[-1][0], [parent for parent, _ in edges[-2::-1]]
+            block = finder.block(start, addition, carried)
+            entries = [[LayerEntry(log, entry) for entry in own] for own in (block, carried)]
+            found.append(Residual(LayerEntry(log, start), LayerEntry(log, addition), *entries))
+    return found
+
+
+class ResidualFinder:
+    """Finds the residual connection that ends in an addition, with a bound on the steps in all."""
+
     def __init__(self, log: Log) -> None:
         self.log = log
         self.steps_left = _MOST_STEPS_IN_ALL
@@ -61,11 +74,13 @@ class _Finder:
         comes_from_input = self.log.graph.has_input_ancestor
         return [parent for parent in self.log.graph.parents[entry] if comes_from_input[parent]]
 
-    def edges_into(self, addition: int) -> Iterator[_Edge]:
-        """The edges of the residual connection that ends in an entry, if one does."""
+    def edges_into(self, addition: int) -> list[_Edge]:
+        """The edges of the residual connection that ends in an entry, from there back to its start;
+        empty if none ends there.
+        """
         terms = self.parents(addition)
         if len(terms) != 2 or self.log.row(addition).operation.layer_type not in _ADDITIONS:
-            return
+            return []
         given = self.given.get(self.log.row(addition).module_call, set())
         for mine, other in (terms, terms[::-1]):
             plain = self._way((mine, addition), _UNCHANGING, given)
@@ -73,11 +88,20 @@ class _Finder:
                 (at for at, (start, _) in enumerate(plain) if self._is_made_of(other, start)), None
             )
             if begin is not None:
-                yield from plain[: begin + 1]
-            else:
-                way = self._way((mine, addition), _UNCHANGING | _PROJECTING, given)
-                if len(way) > len(plain) and self._is_projection(way, other, given):
-                    yield from way
+                return plain[: begin + 1]
+            way = self._way((mine, addition), _UNCHANGING | _PROJECTING, given)
+            if len(way) > len(plain) and self._is_projection(way, other, given):
+                return way
+        return []
+
+    def block(self, start: int, addition: int, carried: Iterable[int]) -> list[int]:
+        """The entries on the ways from the start to the addition, without those carried."""
+        around = {*carried, addition}
+        on_way = {start}
+        for entry in sorted({*self._between(start, addition)} - around):
+            if not on_way.isdisjoint(self.log.graph.parents[entry]):
+                on_way.add(entry)
+        return sorted(on_way - {start})
 
     def _way(self, last: _Edge, kinds: frozenset[str], given: set[int]) -> list[_Edge]:
         """The edges from an addition backward over operations of some kinds with one parent each,
