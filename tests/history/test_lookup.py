@@ -97,7 +97,7 @@ def test_a_key_of_another_type_is_a_type_error(key: Any) -> None:
 
 
 def test_a_slice_is_told_where_slices_work() -> None:
-    history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
+    history: Any = tl.log_forward_pass(MLP(), torch.rand(2, 4))
     with pytest.raises(TypeError, match=r"history\.layer_list\[1:3\]"):
         history[1:3]
 

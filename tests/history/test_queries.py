@@ -116,7 +116,7 @@ def test_find_selects_by_type_module_shape_parameter_and_function() -> None:
 
 
 def test_find_says_which_module_or_parameter_does_not_exist() -> None:
-    history = tl.log_forward_pass(ConvNet(), torch.rand(2, 3, 16, 16))
+    history: Any = tl.log_forward_pass(ConvNet(), torch.rand(2, 3, 16, 16))
     with pytest.raises(KeyError, match=r"No module 'haed' ran. Did you mean 'head'"):
         history.find(module="haed")
     with pytest.raises(KeyError, match=r"No parameter 'head.wieght'. Did you mean 'head.weight'"):
@@ -269,6 +269,7 @@ def test_a_part_is_drawn_explored_pickled_and_cut_again() -> None:
 
 
 def test_an_entry_of_another_history_is_refused() -> None:
+    one: Any
     one, other = (tl.log_forward_pass(MLP(), torch.rand(2, 4)) for _ in range(2))
     with pytest.raises(ValueError, match="a is an entry of another history: linear_1_1"):
         one.between(other["linear_1_1"], "output_1")

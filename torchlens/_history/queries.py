@@ -80,7 +80,7 @@ def found(
     return list(entries)
 
 
-def _each(given: Any) -> Sequence[Any]:
+def _each(given: Any) -> Iterable[Any]:
     return given if isinstance(given, list | tuple | set | frozenset) else [given]
 
 
