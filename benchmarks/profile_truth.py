@@ -501,9 +501,10 @@ def main() -> None:
         use_cpu_clock()
     torch.set_num_threads(1)
     torch.set_grad_enabled(options.train)
-    chosen = [
-        name for name in CASES if not options.cases or any(part in name for part in options.cases)
-    ]
+    wanted = [part.lower() for part in options.cases] or [""]
+    chosen = [name for name in CASES if any(part in name.lower() for part in wanted)]
+    if not chosen:
+        parser.error(f"no case has such a name; there are {', '.join(CASES)}")
     results = [compare(name, options.options, options.rounds) for name in chosen]
     sys.exit(not all(results))
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 import torchlens as tl
 from tests.networks import MLP, Model
@@ -235,3 +235,30 @@ CALLS = st.builds(
 def test_a_call_that_a_formula_does_not_expect_is_not_counted(layer_type: str, call: ShapedCall):
     count = forward_flops(layer_type, call)
     assert count is None or (type(count) is int and count >= 0)
+
+
+class _PartlyWithoutGradients(nn.Module):
+    """Its first layer runs under no_grad; what is made of it needs gradients again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.scale, self.last = (
+            nn.Linear(8, 8),
+            nn.Parameter(torch.rand(8)),
+            nn.Linear(8, 4),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            features = self.frozen(x)
+        return self.last(features * self.scale)
+
+
+def test_what_ran_without_gradients_costs_nothing_backward():
+    model, x = _PartlyWithoutGradients(), torch.rand(2, 8)
+    history = tl.log_forward_pass(model, x)
+    loss = model(x).sum()
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    assert history["linear_1_1"].flops_backward == 0
+    assert history.total_flops_backward == counter.get_total_flops()

@@ -16,7 +16,7 @@ from torchlens._capture import current
 from torchlens._capture.gradients import backward_hooks as backward
 from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._health.tensor_statistics import has_nonfinite
-from torchlens._profile import allocators, checks, ledger, model_watcher
+from torchlens._profile import allocators, checks, ledger, model_modules, model_watcher
 from torchlens._profile.profile_options import ProfileOptions
 from torchlens._profile.records import ProfiledStep, TypicalSteps
 from torchlens._recording import trees
@@ -84,7 +84,7 @@ def test_hooks_of_the_profile_are_in_no_time_of_a_light_step(clock, monkeypatch,
     model = working(clock)
     # Everything that the profile does before and after a call is slow.
     watcher = model_watcher.ModelWatcher
-    monkeypatch.setattr(watcher, "_facts_of", clock.slow(watcher._facts_of, 100.0))
+    monkeypatch.setattr(watcher, "_fact_of", clock.slow(watcher._fact_of, 100.0))
     monkeypatch.setattr(model_watcher, "named_tensors", clock.slow(trees.named_tensors, 50.0))
     storages = allocators.saved_storages
     monkeypatch.setattr(model_watcher, "saved_storages", clock.slow(storages, 30.0))
@@ -157,7 +157,8 @@ def test_backward_times_leave_out_what_looking_takes(clock, monkeypatch):
 
 def call_of(index):
     step = ledger.MeasuredStep(number=1, signature=(True, True, ()), is_warmup=False)
-    return ledger.MeasuredCall(index, step, f"m{index}", "Module", None)
+    module = model_modules.NamedModule(f"m{index}", "Module", nn.Identity())
+    return ledger.MeasuredCall(index, step, module, None)
 
 
 def run_of(number, start, end, task=0, own_start=0.0, own_end=0.0):

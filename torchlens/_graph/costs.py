@@ -2,12 +2,13 @@
 `flops/`.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchlens._graph.build import Graph
+from torchlens._graph.edges import find_edges
 from torchlens._graph.flops.registry import (
     Counting,
     backward_flops,
@@ -93,16 +94,38 @@ def flops_of(recording: Recording, row: Row) -> int | None:
     return forward_flops(operation.layer_type, call) if registered is None else registered
 
 
-def backward_flops_of(
-    recording: Recording, graph: Graph, number: int, repeated: Collection[int] = ()
+def flops_of_rows(recording: Recording) -> list[tuple[int | None, int | None]]:
+    """FLOPs of each row: forward, and in a backward pass that reaches it; no graph is built.
+
+    Rows without a backward node have none in backward, unless they ran inside a reentrant
+    checkpoint or a custom autograd function, whose backward may call them again.
+    """
+    reads = find_edges(recording).located_reads if recording.writes else {}
+    repeated, inside = repeated_in_backward(recording), _inside_custom_functions(recording)
+    found = []
+    for number, forward in enumerate(flops_of_all(recording, recording.rows)):
+        backward = None if forward is None else 0
+        if recording.rows[number].gradfunc is not None or not inside.isdisjoint(
+            _results_of(recording, number)
+        ):
+            backward = _backward_flops_of(recording, reads, number, repeated)
+        found.append((forward, backward))
+    return found
+
+
+def _backward_flops_of(
+    recording: Recording,
+    located_reads: Mapping[int, Sequence[tuple[Location, int]]],
+    number: int,
+    repeated: Collection[int],
 ) -> int | None:
     """Floating-point operations of row `number` in a backward pass that reaches it.
 
+    `located_reads` are those of the edges: what was written to the arguments' memory since.
     `repeated` are the rows of calls that the backward pass makes again (`repeated_in_backward`).
     """
     row = recording.rows[number]
-    # The arguments, and what was written to their memory since.
-    given = (*located(row.references), *graph.located_reads.get(number, ()))
+    given = (*located(row.references), *located_reads.get(number, ()))
     return 0 if row.output_index else _backward(recording, row, given, repeated)
 
 
@@ -113,8 +136,8 @@ def reached_backward_flops(
     is_reached: Sequence[bool],
     repeated: Collection[int],
 ) -> list[int | None]:
-    """`backward_flops_of` many entries in a backward pass from the outputs; 0 for those that it
-    does not reach (`reached_by_gradients`).
+    """FLOPs of entries in a backward pass from the outputs; 0 for those that it does not reach
+    (`reached_by_gradients`).
     """
     return [
         _reached_backward_flops(recording, graph, entry, is_reached, repeated) for entry in entries
@@ -137,7 +160,9 @@ def _reached_backward_flops(
     else:
         results = (graph.entry_of.get(result) for result in _results_of(recording, number))
         is_any_reached = any(result is not None and is_reached[result] for result in results)
-    return backward_flops_of(recording, graph, number, repeated) if is_any_reached else 0
+    if not is_any_reached:
+        return 0
+    return _backward_flops_of(recording, graph.located_reads, number, repeated)
 
 
 def _backward(
@@ -180,7 +205,9 @@ def reached_by_gradients(recording: Recording, graph: Graph) -> list[bool]:
         if entry in outputs:
             is_reached[entry] = gradfunc is not None or number in recording.leaves or received > 0
         else:
-            is_reached[entry] = received > _NOTHING
+            has_node = gradfunc is not None or number in recording.leaves
+            # What ran under no_grad has no node, and receives nothing.
+            is_reached[entry] = received > (_NOTHING if has_node else _GRADIENT)
             if gradfunc is None and received == _INSIDE:
                 sends[entry] = _INSIDE
         if is_reached[entry] and gradfunc is not None:
@@ -192,8 +219,22 @@ def repeated_in_backward(recording: Recording) -> frozenset[int]:
     """The rows of calls inside reentrant checkpoints: they run without gradients in the forward
     pass, and again, with gradients, in the backward pass.
     """
+    return _rows_without_nodes(recording, lambda gradfunc: gradfunc == _CHECKPOINT)
+
+
+def _inside_custom_functions(recording: Recording) -> frozenset[int]:
+    """The rows of calls inside custom autograd functions, to which reentrant checkpoints belong."""
+    return _rows_without_nodes(recording, _is_of_custom_function)
+
+
+def _rows_without_nodes(recording: Recording, is_function: Callable[[str], bool]) -> frozenset[int]:
+    """The rows that lead to the result of such a function and have no backward node themselves."""
     found: set[int] = set()
-    pending = [number for number, row in enumerate(recording.rows) if row.gradfunc == _CHECKPOINT]
+    pending = [
+        number
+        for number, row in enumerate(recording.rows)
+        if row.gradfunc is not None and is_function(row.gradfunc)
+    ]
     while pending:
         for _, number in located(recording.rows[pending.pop()].references):
             row = recording.rows[number] if number >= 0 and number not in found else None

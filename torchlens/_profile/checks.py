@@ -31,9 +31,9 @@ Tensor = torch.Tensor
 class Checks:
     """Calls the checker for each value and gradient. The time it takes is charged to no module."""
 
-    def __init__(self, ledger: Ledger, checker: Checker | None) -> None:
+    def __init__(self, ledger: Ledger, checker: Checker) -> None:
         self._ledger = ledger
-        self._checker = checker
+        self._checker: Checker | None = checker  # None once it has failed
         # Where a gradient arrives (as in `TensorFacts`) → the calls whose inputs or outputs it
         # belongs to.
         self._inputs: dict[int, list[MeasuredCall]] = {}
@@ -44,11 +44,6 @@ class Checks:
         self._num_nodes = 0
         self._checking = Checking.NOTHING  # of the step that has begun last
         self._has_nonfinite = False  # whether a module returned a value that is not finite in it
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a checker."""
-        return self._checker is not None
 
     def begin(self, step: MeasuredStep) -> None:
         """A step begins."""

@@ -14,9 +14,8 @@ import torch
 
 from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._health.checking import Checking
-from torchlens._history.log import Log
 from torchlens._profile.allocators import Span, Timeline, joined, storages_of
-from torchlens._profile.model_modules import ModelModules
+from torchlens._profile.model_modules import ModelModules, NamedModule
 from torchlens._profile.outside import OutsideSpan
 from torchlens._profile.profile_options import ProfileOptions
 from torchlens._profile.records import CallRecord, OperationRecord, ProfiledStep, Signature
@@ -46,6 +45,11 @@ class MeasuredStep(ProfiledStep):
     is_logged: bool = False  # whether all of it ran under the log, and each operation was checked
     is_deep: bool = False  # it calls so many modules that some backward nodes are not watched
     backward_tasks: set[int] = field(default_factory=set)  # the backward passes through it
+
+    def next_pass(self, address: str) -> int:
+        """The number of the call of a module that begins now."""
+        number = self.passes[address] = self.passes.get(address, 0) + 1
+        return number
 
     @property
     def outermost_calls(self) -> list["MeasuredCall"]:
@@ -90,7 +94,7 @@ class MeasuredOperation(OperationRecord):
 class LoggedRun(NamedTuple):
     """A call from outside that ran in a capture session."""
 
-    log: Log  # of the first run that did the same
+    recording: Recording  # of the first run that did the same
     operations: list[MeasuredOperation]
     is_whole: bool  # False: a part of it ran in other threads, and its operations are not here
 
@@ -118,14 +122,18 @@ class MeasuredCall(CallRecord):
         self,
         index: int,
         measured_step: MeasuredStep,
-        address: str,
-        module_type: str,
+        module: NamedModule,
         around: "MeasuredCall | None",
+        original: "MeasuredCall | None" = None,
     ) -> None:
         self.index, self.measured_step, self.around = index, measured_step, around
-        self.address, self.module_type, self.step = address, module_type, measured_step.number
+        self.address, self.module_type, self.step = module[0], module[1], measured_step.number
         if around is not None:
             self.parent, self.depth = around.index, around.depth + 1
+        if original is None:
+            self.pass_num = measured_step.next_pass(self.address)
+        else:
+            self.original, self.is_recomputed, self.pass_num = original, True, original.pass_num
         self.spans: dict[int, Span] = {}  # by backward pass
         self.saved: dict[int, int] = {}  # storage → bytes
 

@@ -18,7 +18,6 @@ from torchlens._capture.gradients.backward_hooks import next_sequence, node_of, 
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
-from torchlens._history.log import Log
 from torchlens._profile.ledger import Ledger, LoggedRun, MeasuredOperation, MeasuredStep
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.operations import Operation
@@ -124,7 +123,7 @@ class LoggedSteps:
 
     def __init__(self, ledger: Ledger, checks: ValueChecks | None) -> None:
         self.last: Recording | None = None  # of the whole model, at operation level
-        self._logs: dict[Hashable, Log] = {}  # one for all runs that did the same
+        self._recordings: dict[Hashable, Recording] = {}  # one for all runs that did the same
         self._ledger = ledger
         self._checks = checks
         self._is_off = False
@@ -240,7 +239,7 @@ class LoggedSteps:
             if session.marker.failure is not None:
                 raise session.marker.failure
             recording, operations = session.recording, session.marker.operations
-            log = self._logs.setdefault(_what_was_done(recording), Log(recording))
+            shared = self._recordings.setdefault(_what_was_done(recording), recording)
             if recording.branches:
                 ledger.problems.add(_THREADS)
             if recording.failure is None:  # else the next of its kind is to be counted
@@ -252,7 +251,7 @@ class LoggedSteps:
                 ledger.add_operations(operations)
             if len(ledger.calls) > first_call:
                 is_whole = not recording.branches
-                ledger.calls[first_call].run = LoggedRun(log, operations, is_whole)
+                ledger.calls[first_call].run = LoggedRun(shared, operations, is_whole)
         except Exception as error:
             self._give_up(error)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchlens._graph.costs import backward_flops_of, flops_of
+from torchlens._graph.costs import flops_of_rows
 from torchlens._history.log import Log
 from torchlens._profile.allocators import CAN_TELL
 from torchlens._profile.ledger import (
@@ -27,18 +27,20 @@ from torchlens._profile.records import (
     Shape,
     TypicalSteps,
 )
+from torchlens._recording.recording import Recording
 
 LabelOf = Callable[[int, int], str | None]
-_Flops = dict[int, tuple[int | None, int | None]]  # row → forward and backward FLOPs
+_Flops = list[tuple[int | None, int | None]]  # forward and backward FLOPs of each row
 
 
 def make_measurements(ledger: Ledger, model_name: str) -> Measurements:
     """Completes all records, once measuring is over."""
     runs = {call.index: call.run for call in ledger.calls if call.run is not None}
-    flops = {id(run.log): flops_by_row(run.log) for run in runs.values()}
+    recordings = {id(run.recording): run.recording for run in runs.values()}
+    flops = {key: flops_of_rows(recording) for key, recording in recordings.items()}
     for index, run in runs.items():
         if run.is_whole:
-            _charge_flops(ledger, ledger.calls[index], run, flops[id(run.log)])
+            _charge_flops(ledger, ledger.calls[index], run, flops[id(run.recording)])
     operations = _complete_operations(ledger, flops)
     _complete_calls(ledger)
     for step in ledger.steps:
@@ -147,26 +149,6 @@ def _arrived(ledger: Ledger, tensors: Iterable[TensorFacts]) -> list[TensorFacts
 # -- FLOPs and operations
 
 
-def flops_by_row(log: Log) -> _Flops:
-    """FLOPs of each row, forward and backward.
-
-    Those of backward are for one pass of gradients: a loss may use what leads to no output of the
-    model.
-    """
-    recording, graph = log.recording, log.graph
-    found: _Flops = {}
-    for number, row in enumerate(recording.rows):
-        entry = graph.entry_of.get(number)
-        forward = flops_of(recording, row)
-        backward = None if forward is None else 0
-        if row.gradfunc is not None:
-            backward = backward_flops_of(recording, graph, number, log.repeated_in_backward)
-        elif entry is not None:  # inside a checkpoint or a custom autograd function, perhaps
-            backward = log.flops_backward((entry,))[0]
-        found[number] = forward, backward
-    return found
-
-
 def _charge_flops(ledger: Ledger, outer: MeasuredCall, run: LoggedRun, flops: _Flops) -> None:
     """Gives a call from outside, and the calls inside it, the FLOPs of their operations."""
     for call in _with_inner(outer):
@@ -201,32 +183,36 @@ def _not_counted(runs: list[LoggedRun], flops: dict[int, _Flops]) -> dict[str, i
     """Layer types without a FLOP formula → how often the last run called them."""
     found: dict[str, int] = {}
     if runs:
-        log = runs[-1].log
-        for number, row in enumerate(log.recording.rows):
-            if flops[id(log)][number][0] is None:
+        recording = runs[-1].recording
+        for row, (forward, _) in zip(recording.rows, flops[id(recording)], strict=True):
+            if forward is None:
                 found[row.operation.layer_type] = found.get(row.operation.layer_type, 0) + 1
     return found
 
 
 def label_finder(ledger: Ledger) -> LabelOf:
     """(step, entry) → layer label. Steps that did the same operations have the same labels."""
-    logs = {
-        call.step: call.run.log
+    recordings = {
+        call.step: call.run.recording
         for call in ledger.calls
         if call.run is not None and not call.address
     }
     labels: dict[int, dict[int, str]] = {}
 
     def label_of(step: int, entry: int) -> str | None:
-        log = logs.get(step)
-        if log is None:
+        recording = recordings.get(step)
+        if recording is None:
             return None
-        if id(log) not in labels:
-            entries = log.graph.entry_of.items()
-            labels[id(log)] = {number: log.label(position) for number, position in entries}
-        return labels[id(log)].get(entry)
+        if id(recording) not in labels:
+            labels[id(recording)] = _labels(recording)
+        return labels[id(recording)].get(entry)
 
     return label_of
+
+
+def _labels(recording: Recording) -> dict[int, str]:
+    log = Log(recording)
+    return {number: log.label(entry) for number, entry in log.graph.entry_of.items()}
 
 
 def _complete_operations(ledger: Ledger, flops: dict[int, _Flops]) -> list[OperationRecord]:
@@ -241,7 +227,7 @@ def _complete_operations(ledger: Ledger, flops: dict[int, _Flops]) -> list[Opera
             operation.address = ledger.calls[operation.call].address
             operation.start_ns = ledger.ns(operation.start)
             operation.end_ns = ledger.ns(operation.end)
-            operation.flops, backward = flops[id(call.run.log)][operation.entry]
+            operation.flops, backward = flops[id(call.run.recording)][operation.entry]
             operation.flops_backward = ledger.backward_flops(operation, backward)
             found.append(operation)
     return found

@@ -31,7 +31,6 @@ class ModelModules:
         ] = {}  # address and the parameter itself
         self.storages: set[int | None] = set()  # of parameters and buffers
         self.is_compiled = False
-        self.is_scripted = False
         self._model = model
         self.owners: dict[int, str] = {}  # id of a parameter → the address of its module
         self._sharded: dict[
@@ -48,7 +47,7 @@ class ModelModules:
                 addresses.add(address)
                 name = type(module).__name__
                 if isinstance(module, torch.jit.ScriptModule):
-                    self.is_scripted, name = True, module.original_name
+                    name = module.original_name
                 self.modules[id(module)] = NamedModule(address, name, module)
             for own, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) not in self.owners:

@@ -67,7 +67,11 @@ class ProfileOptions:
             value = getattr(self, name)
             if value is not None or name not in _MAY_BE_NONE:
                 check_count(name, value, least)
-        if self.thresholds is not None and not isinstance(self.thresholds, Mapping):
+        if self.thresholds is not None:
+            self._check_thresholds()
+
+    def _check_thresholds(self) -> None:
+        if not isinstance(self.thresholds, Mapping):
             raise TypeError(
                 f"thresholds must be a dict such as {{'dead_share': 0.5}}, or None, got "
                 f"{got(self.thresholds)}."
