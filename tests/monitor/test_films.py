@@ -57,11 +57,10 @@ def test_only_the_rows_that_are_shown_are_sent(
 ) -> None:
     sent: dict[str, tuple[int, ...]] = {}
 
-    def offer(self: FilmWorker, step: int, captures: list[Capture]) -> None:
-        for each in captures:
-            sent[Path(each.name).name] = tuple(each.tensor.shape)
-            self.counts.offered += 1
-            self.counts.dropped += 1
+    def offer(self: FilmWorker, step: int, capture: Capture) -> None:
+        sent[Path(capture.name).name] = tuple(capture.tensor.shape)
+        self.counts.offered += 1
+        self.counts.dropped += 1
 
     monkeypatch.setattr(FilmWorker, "offer", offer)
     model = nn.Sequential(
