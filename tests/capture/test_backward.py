@@ -63,7 +63,13 @@ def test_sequence_numbers_tell_which_call_made_a_node() -> None:
     watch.watch([loss])
     loss.backward()
     inside = [run.name for run in watch.runs if first <= run.sequence < between]
-    assert inside == ["ViewBackward0", "AddmmBackward0", "TBackward0", "ViewBackward0"]
+    # `UnsafeViewBackward0` in newer releases of torch
+    assert [name.removeprefix("Unsafe") for name in inside] == [
+        "ViewBackward0",
+        "AddmmBackward0",
+        "TBackward0",
+        "ViewBackward0",
+    ]
     assert [run.name for run in watch.runs if run.sequence >= between] == ["SumBackward0"]
     assert sequence_of(loss.grad_fn) == between
 

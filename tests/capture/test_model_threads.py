@@ -237,6 +237,7 @@ def test_jobs_of_others_in_the_same_pool_stay_unlogged() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.:FutureWarning")
 def test_forks_are_logged() -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         futures = [torch.jit.fork(module, x) for module in (self.a, self.b)]

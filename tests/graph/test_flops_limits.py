@@ -96,7 +96,11 @@ def test_a_repeated_layer_is_counted_at_every_pass():
     assert history.total_flops == 2 * 128
 
 
-@torch.library.custom_op("torchlens_test::weigh", mutates_args=())
+@torch.library.custom_op(
+    "torchlens_test::weigh",
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] weights, int power=1) -> Tensor",  # torch 2.6 reads no list[...]
+)
 def weigh(x: torch.Tensor, weights: list[torch.Tensor], power: int = 1) -> torch.Tensor:
     return sum((x @ weight for weight in weights), torch.zeros(4, 4)) ** power
 

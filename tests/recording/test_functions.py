@@ -48,7 +48,7 @@ def test_every_function_that_torch_reports_is_found_again():
         torch.relu, torch.Tensor.add, torch.Tensor.__iadd__, T.__get__, DATA.__set__,
         torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default,
         torch._C._nn.gelu,
-        torch.nn.functional.linear, torch.nn.functional.grouped_mm, Twice.apply, Twice, at_the_top,
+        torch.nn.functional.linear, torch.nn.functional.scaled_dot_product_attention, Twice.apply, Twice, at_the_top,
         torch.from_numpy,
         torch.Tensor.grad.__get__,
     ],

@@ -11,7 +11,13 @@ from torchlens._history.log import Log, picked
 from torchlens._history.lookup import lookup_keys
 from torchlens._recording.regions import shape_of
 from torchlens._recording.unseen import unseen
-from torchlens._recording.wrappers import holds_others, inner_of, local_value, why_valueless
+from torchlens._recording.wrappers import (
+    BELOW_A_BYTE,
+    holds_others,
+    inner_of,
+    local_value,
+    why_valueless,
+)
 from torchlens._text.numbers import bytes_text
 from torchlens.errors import ValueChangedError
 
@@ -227,10 +233,9 @@ def _corner_lines(value: torch.Tensor) -> list[str]:
         corner = corner[0]
     corner = corner[(slice(_PREVIEW),) * corner.dim()].cpu()
     ending = "..." if corner.numel() < value.numel() else ""
-    try:
-        return [f"\t\t{corner}{ending}"]
-    except NotImplementedError:  # numbers of less than a byte
+    if value.dtype in BELOW_A_BYTE:
         return [f"\t\t(torch cannot print numbers of type {value.dtype})"]
+    return [f"\t\t{corner}{ending}"]
 
 
 def _part_text(value: torch.Tensor) -> str:

@@ -15,6 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _ATTRIBUTES = {"DTensor": "_local_tensor", "AsyncCollectiveTensor": "elem"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Types of numbers of less than a byte, as far as this torch has them.
+BELOW_A_BYTE = {
+    getattr(torch, name)
+    for bits in range(1, 8)
+    for name in (f"uint{bits}", f"int{bits}")
+    if hasattr(torch, name)
+}
 
 
 def inner_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -69,10 +76,13 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return tensor.clone()
     except RuntimeError:
-        if not tensor.is_quantized:
+        if tensor.is_quantized:
+            # torch 2.13 cannot clone tensors whose zero points are not integers.
+            return deepcopy(tensor.detach())
+        if tensor.dtype not in BELOW_A_BYTE:
             raise
-        # torch 2.13 cannot clone tensors whose zero points are not integers.
-        return deepcopy(tensor.detach())
+        # torch cannot copy them, only their bytes.
+        return tensor.view(torch.uint8).clone().view(tensor.dtype)
 
 
 def with_inner(tensor: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -91,7 +92,7 @@ class Census(Observer):
         """Has the dispatcher report every ATen operation. Afterwards releases the run's tensors."""
         self._mode = _Dispatched(self, place)
         try:
-            with self._mode:
+            with _told_of_higher_order(), self._mode:
                 yield
         finally:
             self._mode = None
@@ -235,6 +236,29 @@ class _Dispatched(TorchDispatchMode):
             return func(*args, **kwargs)
         with self:
             return kernel(*args, **kwargs)
+
+
+def _hand_to_mode(operator: Any, mode: _Dispatched, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args, kwargs)
+
+
+@contextmanager
+def _told_of_higher_order() -> Iterator[None]:
+    """Has the dispatcher hand `torch.cond` and its like to a `_Dispatched`. Without
+    `supports_higher_order_operators` (torch 2.6), each operator keeps a table of modes.
+    """
+    is_asked = hasattr(TorchDispatchMode, "supports_higher_order_operators")
+    tables = [
+        (operator, operator.python_key_table)
+        for operator in (() if is_asked else torch._ops._higher_order_ops.values())
+    ]
+    for operator, table in tables:
+        table[_Dispatched] = partial(_hand_to_mode, operator)
+    try:
+        yield
+    finally:
+        for _, table in tables:
+            table.pop(_Dispatched, None)
 
 
 @contextmanager

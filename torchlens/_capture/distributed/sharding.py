@@ -143,20 +143,25 @@ def know_whole(recorder: Recorder, pairs: Iterable[ShardedPair]) -> None:
 
 
 def is_bookkeeping(function: type) -> bool:
-    """True for a custom autograd function by which FSDP hooks the backward pass; it computes
-    nothing.
+    """True for a custom autograd function of torch that computes nothing: by which FSDP hooks the
+    backward pass, or by which a checkpoint keeps its inputs (until torch 2.10 or so).
     """
-    return function.__module__.startswith("torch.distributed.fsdp.")
+    return (
+        function.__module__.startswith("torch.distributed.fsdp.")
+        or function.__qualname__ == "_NoopSaveInputs"
+    )
 
 
 def hand_on(
     recorder: Recorder, function: type, args: tuple[Any, ...], run: Callable[[], Any]
 ) -> Any:
-    """Runs an autograd function that returns its arguments; they keep their entries."""
+    """Runs an autograd function that computes nothing; what it returns has its arguments'
+    entries.
+    """
     result = run_unrecorded(recorder, named_operation(function.__name__, function), run)
     with torch._C.DisableTorchFunction():
         for (_, given), (_, returned) in zip(
-            plain_tensors(args), plain_tensors(result), strict=True
+            plain_tensors(args), plain_tensors(result), strict=False
         ):
             number = recorder.entry_of(given)
             if number is not None and returned is not given:

@@ -537,7 +537,5 @@ def _copies_apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _copy_apart(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return copy_of(tensor)
-    except NotImplementedError:  # sub-byte types, which torch cannot copy
-        return tensor
     except RuntimeError:  # one of several views of one call, whose base was written since
         return tensor.detach().clone()

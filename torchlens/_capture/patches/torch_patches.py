@@ -9,6 +9,7 @@ import copyreg
 import weakref
 from collections.abc import Callable
 from functools import partial, wraps
+from types import ClassMethodDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -344,6 +345,15 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+# The class through whose `apply` every call of a custom function goes. Newer releases of torch
+# implement `Function.apply` in C; in older ones it is Python and calls the base class's.
+_APPLIED: Any = (
+    autograd_function.Function
+    if isinstance(vars(autograd_function.Function)["apply"], ClassMethodDescriptorType)
+    else autograd_function._SingleLevelFunction
+)
+
+
 def _patched_backward(*args: Any, **kwargs: Any) -> None:
     """`torch.autograd.backward`, which every `backward()` calls: its results are the gradients."""
     tracker = CURRENT.tracker
@@ -395,7 +405,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *_asking(torch._tensor, _inline_has, _inline_has_unary, _inline_has_variadic),
     Patch(torch.overrides, "_pop_mode_temporarily", _patched_pop_mode_temporarily),
-    Patch(autograd_function._SingleLevelFunction, "apply", classmethod(_patched_apply)),
+    Patch(_APPLIED, "apply", classmethod(_patched_apply)),
     Patch(torch.autograd, "backward", _patched_backward),
     opaque(torch._C.ScriptFunction, "__call__", "script_function"),
     opaque(apis, "vmap_impl", "vmap", _transform_reason("vmap")),
