@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 # Python compiles what is imported; of torch and transformers alone, that is a small part of thousands of files.
 INSTALL := $(BIN)/pip install --quiet --no-compile
 
-.PHONY: demo test quick lint format types bench profile-truth zoo fuzz soak pictures pages chromium clean
+.PHONY: demo test quick lint format types bench compat profile-truth zoo fuzz soak pictures pages chromium clean
 
 demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 	$(BIN)/python examples/alexnet.py
@@ -36,6 +36,9 @@ types: $(VENV)/ready
 
 bench: $(VENV)/ready  ## the table of costs, against the plain forward pass and against peers
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+compat: $(VENV)/ready chromium  ## the essential tests on the oldest, the newest and other releases of torch
+	$(BIN)/python -m benchmarks.compat $(QUICK) $(ARGS)
 
 profile-truth: $(VENV)/tested  ## the times of a profile against hooks made by hand, on a quiet machine; ARGS=--cpu on a busy one
 	$(BIN)/python -m benchmarks.profile_truth $(ARGS)

@@ -116,7 +116,16 @@ def test_the_source_is_the_golden_one(name: str, pytestconfig: pytest.Config):
         f"There is no golden file {path.name} yet: run pytest --update-golden and read what it "
         "wrote."
     )
-    assert source == path.read_text(encoding="utf-8")
+    assert settled(source) == settled(path.read_text(encoding="utf-8"))
+
+
+def settled(source: str) -> str:
+    """A source without the lines of torch's message, whose wording depends on the release."""
+    return re.sub(r"(RuntimeError: )(addmm: )?(.*?)(<BR/>@)", _on_one_line, source)
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return found[1] + found[3].replace("<BR/>", " ") + found[4]
 
 
 # -- nodes

@@ -536,11 +536,10 @@ def test_failed_pass_shows_the_failing_operation_in_red(visit):
         tab.run("getComputedStyle(document.querySelector('.k-failed .bar-fill')).fill")
         == "rgb(179, 38, 30)"
     )
+    # The node shortens long messages in the middle; newer releases of torch say "addmm: " first.
     for place in ("#failure", "#panel", ".node.k-failed"):
-        assert (
-            "mat1 and mat2 shapes cannot be multiplied (2x16 and 8x8)"
-            in tab.page.locator(place).text_content()
-        )
+        text = tab.page.locator(place).text_content()
+        assert "mat2 shapes cannot be multiplied (2x16 and 8x8)" in text
 
 
 def test_failure_outside_any_operation_draws_too(visit, tmp_path):
