@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RELEASES = ["2.6.0", "2.9.1", "2.13.0", "2.15.0"]
 PYTHONS = ["python3.11", "python3.12", "python3.13", "python3.14"]
 # What the tests import: of the checkout, and beside it.
-NEEDED = [f"{ROOT}[draw,networkx,jax,dev]", "pillow"]
+NEEDED = [f"{ROOT}[draw,networkx,jax,dev]", "pillow", "torchvision"]
 SELECTED = ["tests/trace", "tests/page", "tests/draw"]
 
 

@@ -153,7 +153,7 @@ def test_a_loaded_history_is_the_same_in_every_field(name: str, tmp_path: Path):
         changed = {
             fact: pair
             for fact, pair in changed.items()
-            if "NotImplementedError" not in str(pair[1])
+            if "not implemented for" not in str(pair[1])
         }
     if name == "odd shapes, some saved":  # gaps are kept only with the tensor that has them
         changed = {

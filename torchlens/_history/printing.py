@@ -228,14 +228,24 @@ def _corner_lines(value: torch.Tensor) -> list[str]:
     if holds_others(value):
         text = textwrap.indent(repr(value), "\t\t").splitlines()
         return text if len(text) <= _PREVIEW else [*text[:_PREVIEW], "\t\t..."]
-    corner = value
-    while corner.dim() > 2 and corner.shape[0]:
-        corner = corner[0]
-    corner = corner[(slice(_PREVIEW),) * corner.dim()].cpu()
+    corner = _corner(value)
     ending = "..." if corner.numel() < value.numel() else ""
     if value.dtype in BELOW_A_BYTE:
         return [f"\t\t(torch cannot print numbers of type {value.dtype})"]
     return [f"\t\t{corner}{ending}"]
+
+
+def _corner(value: torch.Tensor) -> torch.Tensor:
+    """The first rows and columns; the whole if torch cannot index it (some quantized tensors)."""
+    corner = value
+    try:
+        while corner.dim() > 2 and corner.shape[0]:
+            corner = corner[0]
+        return corner[(slice(_PREVIEW),) * corner.dim()].cpu()
+    except RuntimeError:
+        if not value.is_quantized:
+            raise
+        return value.cpu()
 
 
 def _part_text(value: torch.Tensor) -> str:

@@ -136,8 +136,12 @@ def keep_from_compiler(code: CodeType, is_kept: bool, with_calls: bool) -> None:
     """Makes the compiler skip the frames of a function, and its calls if `with_calls`; or undoes
     it.
     """
-    if is_compiler_there():
-        compiler = sys.modules[_COMPILER]
+    if not is_compiler_there():
+        return
+    compiler = sys.modules[_COMPILER]
+    if not hasattr(compiler, "set_code_exec_strategy"):  # torch 2.6, which cannot skip the calls
+        (compiler.skip_code if is_kept else compiler.reset_code)(code)
+    else:
         skip, plain = compiler.FrameAction.SKIP, compiler.FrameAction.DEFAULT
         strategy = compiler.FrameExecStrategy(
             skip if is_kept else plain, skip if is_kept and with_calls else plain

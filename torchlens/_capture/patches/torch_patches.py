@@ -25,6 +25,7 @@ from torchlens._capture.current import CURRENT, MODULE_CALL
 from torchlens._capture.distributed.sharding import hand_on, is_bookkeeping
 from torchlens._capture.gradients.backward_calls import record_backward
 from torchlens._capture.module_tracker import patched_call_impl
+from torchlens._capture.patches.mode_stack import without_mode
 from torchlens._capture.unreported import record_made, record_opaque, tie_function
 from torchlens._recording.operations import OPERATOR_NAMES, operator_of
 from torchlens._recording.trees import plain_tensors
@@ -177,7 +178,9 @@ def _reported(owner: Any, name: str) -> Patch:
         tracker = CURRENT.tracker
         if tracker is None or not tracker.recorder.is_on():
             return original(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        # As torch does, only our mode is off: torch 2.6 imports its compiler inside such a call,
+        # which fails where others are.
+        with without_mode(tracker.recorder):
             return tracker.recorder.__torch_function__(original, (), args, kwargs or None)
 
     return Patch(owner, name, reported)
