@@ -77,8 +77,7 @@ def log_forward_pass(
         input_kwargs: Keyword arguments of the model.
         layers_to_save: `'all'`, `'none'`, a key or a list of keys (a label, module, address,
             number, or part of a label), or a function of a layer entry. Labels are known only after
-            a pass, so naming labels takes two passes, with generators, inputs and buffers restored
-            in between; module addresses take one (two with `save_function_args`).
+            the run: until then, everything that a key could mean is kept.
         keep_unsaved_layers: If False, the history lists only saved layers.
         output_device: Where to put saved tensors: `'same'` or a torch device.
         activation_postfunc: Applied to each tensor that is saved.

@@ -3,7 +3,7 @@
     TorchLensError
     ├── CannotCompareError      two histories cannot be compared: no values, or other inputs
     ├── NestedLogError          a log was started inside a log of the same thread
-    ├── DifferentGraphError     a second run of the model did different operations from the first
+    ├── DifferentGraphError     another run of the model did different operations from the log's
     ├── DrawingError            Graphviz is missing, or could not draw a graph
     ├── NonFiniteError          a profile with stop=True met NaN or Inf
     ├── TraceError              a file is not a trace, or is damaged

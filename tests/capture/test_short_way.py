@@ -71,7 +71,7 @@ def test_the_short_way_leaves_the_log_that_the_long_way_leaves() -> None:
         assert _description(short) == _description(long)
 
 
-@pytest.mark.parametrize("layers", ["none", ["linear", "chunk"], ["split"]])
+@pytest.mark.parametrize("layers", ["none", ["linear_1", "chunk"], ["split"]])
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_is_not_saved_leaves_the_same_log_either_way(layers: Any, grad: bool) -> None:
     torch.manual_seed(0)

@@ -104,19 +104,6 @@ def test_after_an_exception_every_name_in_torch_is_the_same_object(error: BaseEx
     assert vars(model).keys() == vars(raising(error)).keys()
 
 
-def test_after_an_exception_in_the_second_pass_every_name_in_torch_is_the_same_object() -> None:
-    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
-        if self.num_calls == 2:
-            raise OwnError
-        return x + 1
-
-    warm_up()
-    before = snapshot()
-    with pytest.raises(OwnError):
-        tl.log_forward_pass(Model(forward), torch.rand(2), layers_to_save="add")
-    assert_untouched(before)
-
-
 def test_after_ctrl_c_at_any_moment_every_name_in_torch_is_the_same_object() -> None:
     is_struck = False
 

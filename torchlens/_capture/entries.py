@@ -292,8 +292,6 @@ class TensorEntries:
         kept_kwargs = kwargs
         if kwargs:
             kept_kwargs = take_apart(kwargs, (), tensors)
-            if isinstance(kwargs.get("generator"), torch.Generator):
-                self.memory.before_random(kwargs["generator"])
             if "out" in kwargs:  # written, not read
                 tensors = {
                     path: tensor

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from torchlens._recording.trees import OPAQUE_TYPES, attributes_of
 
@@ -177,58 +176,5 @@ def _held_by(item: Any) -> list[tuple[Any, Any]]:
     return attributes_of(item)
 
 
-class KeptAttributes:
-    """Saves and restores the attributes of modules that are or may hold tensors.
-
-    Numbers and strings are not restored.
-    """
-
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        # A lazy module changes its class for good in its first call.
-        self._modules = [module for module in modules if not isinstance(module, LazyModuleMixin)]
-        self._before = [
-            {name: (value, _items_of(value)) for name, value in own_attributes(m).items()}
-            for m in self._modules
-        ]
-
-    def restore(self) -> None:
-        """Restores the saved attributes."""
-        for module, before in zip(self._modules, self._before, strict=True):
-            held = vars(module)
-            for name, value in own_attributes(module).items():
-                if name not in before and _may_hold_tensors(value):
-                    del held[name]
-            for name, (value, items) in before.items():
-                if held.get(name) is not value and (
-                    _may_hold_tensors(value) or _may_hold_tensors(held.get(name))
-                ):
-                    held[name] = value
-                if items is not None and not _are_same(items, _items_of(value)):
-                    _refill(value, items)
-
-
 def _may_hold_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor | list | tuple | dict | deque)
-
-
-def _items_of(value: Any) -> dict[Any, Any] | list[Any] | None:
-    """A copy of the items of a mutable container; None for other values."""
-    if isinstance(value, dict):
-        return dict(value)
-    return list(value) if isinstance(value, list | deque) else None
-
-
-def _are_same(items: Any, others: Any) -> bool:
-    if isinstance(items, dict):
-        return list(items) == list(others) and _are_same(
-            list(items.values()), list(others.values())
-        )
-    return len(items) == len(others) and all(a is b for a, b in zip(items, others, strict=True))
-
-
-def _refill(container: Any, items: Any) -> None:
-    container.clear()
-    if isinstance(container, dict):
-        container.update(items)
-    else:
-        container.extend(items)

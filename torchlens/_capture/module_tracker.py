@@ -11,6 +11,7 @@ import torch
 
 from torchlens._capture.model_parts import Parts
 from torchlens._capture.recorder import Recorder
+from torchlens._capture.selection import Selection
 from torchlens._capture.unreported import record_identity, record_opaque
 from torchlens._recording.recording import ModuleCall
 from torchlens._recording.trees import named_tensors
@@ -82,27 +83,20 @@ def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class ModuleTracker:
-    """Records each call of a model's modules.
-
-    `saved_addresses` are modules (`features.6`, or `features.6:2` for one pass) whose outputs are
-    saved.
-    """
+    """Records each call of a model's modules, and saves the outputs of those in `selection`."""
 
     def __init__(
-        self, parts: Parts, recorder: Recorder, saved_addresses: Iterable[str] = ()
+        self, parts: Parts, recorder: Recorder, selection: Selection | None = None
     ) -> None:
         self.recorder = recorder
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
-        # True if a saved output may be wrong: it was written through a view between its operation
-        # and the module's return, or threads called modules, whose pass numbers are known only
-        # after the pass.
-        self.is_uncertain = False
-        self.is_shared = False  # with other threads
+        # With other threads; pass numbers are then known only after the pass.
+        self.is_shared = False
         # Called when the model compiles something.
         self.on_compile: Callable[[], None] | None = None
         recorder.module_code = patched_call_impl.__code__
-        self._saved_addresses = frozenset(saved_addresses)
+        self._selection = selection
         self.saved: set[int] = set()  # entries that these modules returned
         self._addresses = parts.addresses
         self.scripted = parts.scripted
@@ -188,12 +182,13 @@ class ModuleTracker:
             return None
         recorder, memory = self.recorder, self.recorder.memory
         # The value to save may be another one.
-        if self._saved_addresses and (not recorder.saves_all or memory.writes or memory.may_die):
+        is_watched = self._selection is not None
+        if is_watched and (not recorder.saves_all or memory.writes or memory.may_die):
             return None
         made = recorder.number_of(result)
         if made is None or made < self._rows_before[call]:
             return None
-        if self._saved_addresses and self._is_saved(call):
+        if is_watched and self._is_saved(call):
             self.saved.add(made)
         return made
 
@@ -211,7 +206,7 @@ class ModuleTracker:
                 entry = record_identity(recorder, tensor)
             if entry is not None and entry >= 0:
                 returned.append(entry)
-                if self._saved_addresses and self._is_saved(call):
+                if self._is_saved(call):
                     self._save_output(entry, tensor)
         return returned
 
@@ -229,7 +224,6 @@ class ModuleTracker:
     def share(self) -> None:
         """Notes that other threads may call modules too."""
         self.is_shared = True
-        self.is_uncertain = bool(self._saved_addresses)
 
     def run_scripted(
         self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]
@@ -243,16 +237,18 @@ class ModuleTracker:
 
     def _save_output(self, entry: int, tensor: torch.Tensor) -> None:
         memory = self.recorder.memory
+        assert self._selection is not None
         with torch._C.DisableTorchFunction():
             self.recorder.complete()
-            is_written = memory.is_written_since(entry)
-            memory.save(entry, tensor, is_written and entry not in self.saved)
+            is_changed = self._selection.as_returned and memory.is_written_since(entry)
+            memory.save(entry, tensor, is_changed and entry not in self.saved)
         self.saved.add(entry)
-        self.is_uncertain |= is_written
 
     def _is_saved(self, call: int) -> bool:
+        if self._selection is None:
+            return False
         address, pass_num, *_ = self.recorder.module_calls[call]
-        return address in self._saved_addresses or f"{address}:{pass_num}" in self._saved_addresses
+        return self._selection.may_mean_module(address, None if self.is_shared else pass_num)
 
     def _entries_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         entries = dict.fromkeys([self.recorder.meet(tensor) for tensor in tensors])

@@ -164,16 +164,15 @@ def _check_device(device: Any) -> None:
 class CaptureOptions:
     """What to keep of a pass; `saves` and `max_nodes` are described in Rows.
 
-    `saved_modules` are the `saved_addresses` of ModuleTracker. If `saves` is True as well, only the
-    outputs of those modules stay after the pass.
+    `keys` are those of a Selection. If `saves` is True as well, they are addresses of modules, and
+    only the outputs of those modules stay after the pass.
     """
 
     saves: bool | frozenset[int] = True
-    saved_modules: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
     transform: Callable[[torch.Tensor], Any] | None = None
     keeps_args: bool = False
     keeps_gradients: bool = False
-    keeps_undo: bool = False
     max_nodes: int | None = None
     random_seed: int | None = None
 

@@ -32,6 +32,7 @@ from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
 from torchlens._capture.patches.mode_stack import push_mode, run_overridden, without_mode
 from torchlens._capture.rows import Rows
+from torchlens._capture.selection import Selection
 from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation
 from torchlens._recording.recording import Failure, References, make_call
 from torchlens._recording.trees import plain_tensors
@@ -113,8 +114,9 @@ class Recorder(Rows, TorchFunctionMode):
         gradients: GradientHooks | None,
         observer: Observer | None = None,
         max_nodes: int | None = None,
+        selection: Selection | None = None,
     ) -> None:
-        super().__init__(memory, saves, keeps_args, gradients, observer, max_nodes)
+        super().__init__(memory, saves, keeps_args, gradients, observer, max_nodes, selection)
         self.booleans: dict[int, bool] = {}
         # Entries whose value the model read into Python, other than for an `if`.
         self.reads: set[int] = set()

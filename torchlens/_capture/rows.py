@@ -12,6 +12,7 @@ from torchlens._capture.gradients.backward_hooks import node_of
 from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
 from torchlens._capture.memory.saved_values import Memory, version_of
 from torchlens._capture.observer import Observer
+from torchlens._capture.selection import Selection
 from torchlens._recording.operations import OUTPUT, Kind, Operation
 from torchlens._recording.recording import MadeCall, References, located, make_call, make_row
 from torchlens._recording.regions import region_of, shape_of, storage_of
@@ -45,8 +46,8 @@ def unwrap(tree: Any) -> Any:
 class Rows(TensorEntries):
     """The rows of a pass, its saved values, and other records of its tensors.
 
-    `saves` selects the entries whose values are saved: True, False, or a set of entry numbers. From
-    entry `max_nodes` on, backward nodes are not read.
+    `saves` selects the entries whose values are saved: True, False, or a set of entry numbers.
+    `selection` saves further ones. From entry `max_nodes` on, backward nodes are not read.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Rows(TensorEntries):
         gradients: GradientHooks | None,
         observer: Observer | None = None,
         max_nodes: int | None = None,
+        selection: Selection | None = None,
     ) -> None:
         super().__init__(memory, gradients, observer)
         # Until `complete`, the last rows may hold only their first nine fields.
@@ -77,6 +79,7 @@ class Rows(TensorEntries):
         # in one call.
         self.hidden_writes: set[int] = set()
         self._saves = saves
+        self._selection = selection
         self.saves_all = saves is True
         self._keeps_args = keeps_args
         # The saved arguments of the current call.
@@ -124,7 +127,7 @@ class Rows(TensorEntries):
             self.memory.versions.append(version_of(tensor))
             return entry
         self.complete()
-        self.memory.add(tensor, self._is_saved(entry))
+        self.memory.add(tensor, self._is_saved(entry, operation, 0))
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
         self.rows.append(
             make_row(
@@ -135,7 +138,9 @@ class Rows(TensorEntries):
             self.observer.add_boundary(entry, tensor, operation, references)
         return entry
 
-    def _is_saved(self, entry: int) -> bool:
+    def _is_saved(self, entry: int, operation: Operation, call: int) -> bool:
+        if self._selection is not None and not self.saves_all:
+            return self._selection.may_mean(operation, call, self.module_calls)
         return self._saves if isinstance(self._saves, bool) else entry in self._saves
 
     # -- operations
@@ -171,7 +176,7 @@ class Rows(TensorEntries):
         """
         self.complete()
         entry = len(self.rows)
-        saves = self._is_saved(entry)
+        saves = self._is_saved(entry, call.operation, call.module_call)
         if self._keeps_args and saves:
             self.saved_args[entry] = self._kept_args
         self.memory.add(tensor, saves, is_finished)
@@ -267,7 +272,9 @@ class Rows(TensorEntries):
         """As `append_short`, with a complete row, because the tensor may die."""
         rows = self.rows
         entry = len(rows)
-        if self._saves and self._is_saved(entry):
+        if (self._saves or self._selection is not None) and self._is_saved(
+            entry, fields[0], fields[4]
+        ):
             self.append(make_call(fields[:8]), tensor, fields[8], is_written)
             return
         before = self._entry_of_id.setdefault(id(tensor), entry)

@@ -20,7 +20,7 @@ from torchlens._capture.gradients.entry_gradients import GradientHooks
 from torchlens._capture.memory.outflow import Outflow, OutflowWatch
 from torchlens._capture.memory.process_memory import Afterwards, MemoryWatch, freed_memory
 from torchlens._capture.memory.saved_values import Memory
-from torchlens._capture.model_parts import Attributes, KeptAttributes, parts_of
+from torchlens._capture.model_parts import Attributes, parts_of
 from torchlens._capture.module_tracker import ModuleTracker
 from torchlens._capture.observer import Observer
 from torchlens._capture.options import CaptureOptions, named_inputs
@@ -34,6 +34,7 @@ from torchlens._capture.patches.patching import (
     undo_patches,
 )
 from torchlens._capture.recorder import Recorder
+from torchlens._capture.selection import Selection
 from torchlens._capture.threads import (
     end_branches,
     is_over,
@@ -72,9 +73,19 @@ class Session:
         self.model = model
         self.options = options
         self._observer = observer
-        self._memory = Memory(options.transform, options.keeps_undo)
+        self._memory = Memory(
+            options.transform, may_save_late=bool(options.keys) and not options.saves
+        )
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
         self._parts = parts_of(model)
+        selection = None
+        if options.keys:
+            selection = Selection(
+                options.keys,
+                self._parts,
+                by_operation=options.keeps_args,
+                as_returned=options.saves is True,
+            )
         self._unseen = UnseenTensors(Attributes(self._parts.modules, self._parts.addresses))
         self._recorder = Recorder(
             self._memory,
@@ -83,16 +94,15 @@ class Session:
             gradients,
             observer,
             options.max_nodes,
+            selection,
         )
-        self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
-        self._wanted = (
-            self._tracker.saved if options.saves is True and options.saved_modules else None
-        )
+        self._tracker = ModuleTracker(self._parts, self._recorder, selection)
+        self._wanted = self._tracker.saved if options.saves is True and options.keys else None
         if outflow is not None:
             self._recorder.watch_memory(
                 OutflowWatch(self._recorder, self._memory, outflow, self._wanted)
             )
-        elif options.saves is not False or options.saved_modules:
+        elif options.saves is not False or options.keys:
             self._recorder.watch_memory(
                 MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients)
             )
@@ -102,8 +112,6 @@ class Session:
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
         self._outside_storages: list[int] = []
-        self._bound_buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._kept_attributes: KeptAttributes | None = None
         self._returns_data = False
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
@@ -225,33 +233,10 @@ class Session:
             if recorder.number_of(buffer) is None:
                 self._buffers.append((address, recorder.add_source(BUFFER, buffer)))
                 sources.append(buffer)
-        if self.options.keeps_undo:
-            self._bound_buffers = [
-                (module._buffers, dict(module._buffers)) for module in parts.modules
-            ]
-            self._kept_attributes = KeptAttributes(parts.modules)
-        self._memory.begin_operations(sources)
         return sources
 
     def _sharded_pairs(self) -> list[ShardedPair]:
         return list(parameter_pairs(self._parts.modules)) if is_distributed() else []
-
-    def restore_memory(self) -> None:
-        """Restores inputs and the model's tensors to their state before the pass; needs
-        `keeps_undo`.
-        """
-        self._memory.restore()
-        for buffers, before in self._bound_buffers:
-            for name in before:
-                if buffers.get(name) is not before[name]:
-                    buffers[name] = before[name]
-        if self._kept_attributes is not None:
-            self._kept_attributes.restore()
-
-    @property
-    def is_uncertain(self) -> bool:
-        """True if a saved output of a module may be wrong, see ModuleTracker."""
-        return self._tracker.is_uncertain
 
     @property
     def failure(self) -> Failure | None:

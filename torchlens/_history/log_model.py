@@ -1,5 +1,5 @@
-"""Runs a model under the log: once, or again where the operations must be known before it is
-decided what to save. If the model raises, its exception gets a note and the log so far.
+"""Runs a model under the log: the first time, or again for another input. If the model raises, its
+exception gets a note and the log so far.
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.options import (
     CaptureOptions,
     LogOptions,
@@ -18,13 +19,8 @@ from torchlens._capture.options import (
     checked_layers,
     inputs_note,
 )
-from torchlens._capture.session import (
-    Runnable,
-    Session,
-    generator_states,
-    restore_generators,
-    session_of,
-)
+from torchlens._capture.selection import can_exclude, keys_in
+from torchlens._capture.session import session_of
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
@@ -85,18 +81,12 @@ def log_model(
 
 def _run(model: Any, args: list[Any], kwargs: dict[str, Any], capture: CaptureOptions) -> Recording:
     session = session_of(model, capture)
-    _run_session(session, args, kwargs, capture)
-    return session.recording
-
-
-def _run_session(
-    session: Runnable, args: list[Any], kwargs: dict[str, Any], capture: CaptureOptions
-) -> None:
     try:
         session.run(args, kwargs)
     except BaseException as error:
         explain(error, session.recording, capture)
         raise
+    return session.recording
 
 
 def _run_selecting(
@@ -106,57 +96,23 @@ def _run_selecting(
     options: LogOptions,
     capture: CaptureOptions,
 ) -> Log:
-    """Saves the named layers: in one run if they are modules, otherwise in a second run.
+    """Saves the named layers, in one run.
 
-    The state of another framework's model cannot be restored, so such a model runs once: everything
-    is saved, and what was not named is released.
+    Whatever could be meant is saved; the rest of it is released when the graph is known. Only then
+    are the values transformed, since a transform may not take every operation's.
     """
-    if isinstance(model, OtherModel):
-        log = Log(_run(model, args, kwargs, replace(capture, saves=True)), capture)
-        chosen = select_numbers(log, Lookup(log), options.layers_to_save)
-        if not isinstance(chosen, bool):
-            keep_only(chosen, log.recording)
-        return log
-    states = generator_states()
-    # The operation that made a module's output is known only when the module returns: too late to
-    # keep its arguments.
-    modules = (
-        frozenset() if options.save_function_args else _named_modules(model, options.layers_to_save)
-    )
-    first = replace(
-        capture, saves=False, saved_modules=modules, keeps_undo=True, keeps_gradients=False
-    )
-    if modules:
-        first = replace(first, keeps_gradients=capture.keeps_gradients)
-    session = Session(model, first)
-    _run_session(session, args, kwargs, first)
-    log = Log(session.recording, capture, marks_distances=options.mark_input_output_distances)
-    try:
-        saves = select_numbers(log, Lookup(log), options.layers_to_save)
-    except BaseException:
-        session.restore_memory()
-        restore_generators(states)
-        raise
-    if modules and not session.is_uncertain and _are_saved(log, saves):
-        return log
-    session.restore_memory()
-    restore_generators(states)
-    log.take(rerun(log, capture, model, args, kwargs, saves, options.random_seed))
+    keys: frozenset[str] = frozenset()
+    if not isinstance(model, OtherModel) and can_exclude(options.layers_to_save):
+        keys = frozenset(keys_in(options.layers_to_save))
+    run = replace(capture, saves=not keys, keys=keys, transform=None)
+    recording = _run(model, args, kwargs, run)
+    log = Log(recording, capture, marks_distances=options.mark_input_output_distances)
+    chosen = select_numbers(log, Lookup(log), options.layers_to_save)
+    if not isinstance(chosen, bool):
+        keep_only(chosen, recording)
+    if capture.transform is not None:
+        _transform_values(recording, capture.transform)
     return log
-
-
-def _are_saved(log: Log, saves: bool | frozenset[int]) -> bool:
-    return not isinstance(saves, bool) and None not in map(log.recording.values.__getitem__, saves)
-
-
-def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
-    """The module addresses in `layers` if it consists of nothing else; otherwise an empty set."""
-    if callable(layers):
-        return frozenset()
-    keys = layers if isinstance(layers, list | tuple | set | frozenset) else [layers]
-    addresses = {address for address, _ in model.named_modules() if address}
-    names = [key for key in keys if isinstance(key, str) and key.partition(":")[0] in addresses]
-    return frozenset(names) if len(names) == len(keys) else frozenset()
 
 
 # -- running it again ------------------------------------------------------------------------------
@@ -172,12 +128,7 @@ def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any) -> bool | froz
     if isinstance(layers_to_save, Callable):  # type: ignore[arg-type]
         chosen = [entry for entry in log.visible if layers_to_save(LayerEntry(log, entry))]
     else:
-        keys = (
-            layers_to_save
-            if isinstance(layers_to_save, list | tuple | set | frozenset)
-            else [layers_to_save]
-        )
-        chosen = [entry for key in keys for entry in lookup.many(key)]
+        chosen = [entry for key in keys_in(layers_to_save) for entry in lookup.many(key)]
     return frozenset(log.graph.recorded[entry] for entry in chosen)
 
 
@@ -210,8 +161,6 @@ def rerun(
     options = replace(
         options,
         saves=saves_all or saves,
-        saved_modules=frozenset(),
-        keeps_undo=False,
         random_seed=random_seed,
     )
     recording = _run(model, args, kwargs, options)
@@ -235,6 +184,16 @@ def keep_only(numbers: AbstractSet[int], recording: Recording) -> None:
         recording.values[number] = None
         recording.versions[number] = -1
         recording.saved_args.pop(number, None)
+
+
+def _transform_values(recording: Recording, transform: Callable[[torch.Tensor], Any]) -> None:
+    """Transforms the saved values, except those that were changed in place since."""
+    for number, value in enumerate(recording.values):
+        version = recording.versions[number]
+        if value is not None and (version < 0 or version == version_of(value)):
+            recording.values[number] = new = transform(value)
+            is_tensor = isinstance(new, torch.Tensor)
+            recording.versions[number] = version_of(new) if is_tensor else -1
 
 
 def _check_same(

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 
+from torchlens._capture.selection import first_address
 from torchlens._history.log import Log
 from torchlens._text.error_wording import got, is_whole
 
@@ -78,7 +79,7 @@ class Lookup:
 
     def _meanings(self, key: str) -> Iterator[Sequence[int]]:
         yield self._passes(self._labels, key)
-        yield self._modules.get(self._first_address(key), ())
+        yield self._modules.get(first_address(key, self._log.recording.module_aliases), ())
         yield self._passes(self._short_labels, key)
         yield self._addresses.get(key, ())
         yield self._arguments.get(key, ())
@@ -139,12 +140,10 @@ class Lookup:
         pass_of = self._log.graph.pass_of
         return [entry for entry in entries if str(pass_of[entry]) == number]
 
-    def _first_address(self, key: str) -> str:
-        """The address that the log uses for a module that has several."""
-        for other, address in self._log.recording.module_aliases.items():
-            if key == other or key.startswith((f"{other}.", f"{other}:")):
-                return address + key[len(other) :]
-        return key
+    def _module_of(self, key: str) -> str:
+        """The class of the module whose address is `key`, or is so with a pass; "" if none is."""
+        address = first_address(key, self._log.recording.module_aliases).partition(":")[0]
+        return self._log.recording.module_classes.get(address, "") if address else ""
 
     def _at(self, position: int) -> int:
         count = len(self._log.visible)
@@ -156,12 +155,13 @@ class Lookup:
 
     def _with_part(self, part: str) -> list[int]:
         """Entries with `part` in their label; if there are none, in another of their names."""
-        if not part:
+        if not part or self._module_of(part):
             return []
         labels = zip(self._log.visible, self._log.labels_w_pass(self._log.visible), strict=True)
         found = [entry for entry, label in labels if part in label]
-        if found:
-            return found
+        return found or self._with_part_of_address(part)
+
+    def _with_part_of_address(self, part: str) -> list[int]:
         others = chain(self._modules.items(), self._addresses.items())
         meant = {entry for name, own in others if part in name for entry in own}
         return sorted(entry for entry in meant if entry in self._listed)
@@ -183,6 +183,11 @@ class Lookup:
         return f"{key!r} means {len(found)} tensors; say which: {_listed(names)}."
 
     def _closest(self, key: str) -> str:
+        kind = self._module_of(key)
+        why = f"The module {key!r} ({kind}) returned no tensor in this pass. " if kind else ""
+        return why + self._similar(key)
+
+    def _similar(self, key: str) -> str:
         names = list(dict.fromkeys([*self._log.labels(self._log.visible), *self._names()]))
         holding = [name for name in names if key.lower() in name.lower()]
         close = holding or difflib.get_close_matches(key, names, n=5, cutoff=0.4)

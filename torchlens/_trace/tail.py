@@ -273,7 +273,7 @@ class Tail(BaseTail, Generic[_Model]):
         assert self._writer is not None
         options = _SAVES_ALL
         if isinstance(self._layers, frozenset):
-            options = CaptureOptions(saves=bool(self._layers), saved_modules=self._layers)
+            options = CaptureOptions(saves=bool(self._layers), keys=self._layers)
         outflow = _Outflow(self._writer, number)
         try:
             session = Session(self._module, options, outflow=outflow)

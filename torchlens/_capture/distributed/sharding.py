@@ -123,7 +123,7 @@ def run_unrecorded(
         observed = recorder.begin_observed(CallKind.ASIDE, operation, (), None, (), (), (None, 0))
         if freed:
             recorder.complete()
-            recorder.memory.before_free(freed)
+            recorder.memory.before_write(freed)
     try:
         with recorder.unrecorded():
             return run()

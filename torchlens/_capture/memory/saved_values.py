@@ -8,7 +8,7 @@ read depends on.
 
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -70,7 +70,9 @@ _ALONE = _num_owners(torch.empty(1, device="cpu"))
 class Memory:
     """The saved values of a pass and the writes that happened in it, by entry number."""
 
-    def __init__(self, transform: Callable[[torch.Tensor], Any] | None, keeps_undo: bool) -> None:
+    def __init__(
+        self, transform: Callable[[torch.Tensor], Any] | None = None, may_save_late: bool = False
+    ) -> None:
         self.values: list[Any] = []
         self.versions: list[int] = []
         self.storages: list[int] = []
@@ -90,20 +92,17 @@ class Memory:
         # Entries whose saved value is a copy.
         self.copies: set[int] = set()
         self._transform = transform
-        self._keeps_undo = keeps_undo
-        # By storage: values in storages that were written (`_aliases`), and values not indexed yet.
+        # True if `save` may save a value that was not saved when its entry was made.
+        self._may_save_late = may_save_late
+        # By storage in storages that were written (`_aliases`), and values not indexed yet.
         self._aliases: dict[int, Aliases] = {}
         self._waiting: dict[int, list[Held]] = {}
         self._num_indexed = 0
-        self._known_storages: set[int] = set()  # storages of entries
         # By storage: the last entry that wrote there, the tensor it wrote to, and the version after
         # that.
         self.last_writes: dict[int, tuple[int, weakref.ref[torch.Tensor], int]] = {}
         # Storages whose memory the model exposed (to numpy, say), so that it may write unseen.
         self.exposed: set[int] = set()
-        self._outside: set[int] = set()
-        self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._generators: dict[torch.Generator, torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor, is_saved: bool, is_finished: bool = True) -> None:
         """Adds the next entry's tensor; if not `is_finished`, `finish` saves its value later."""
@@ -183,13 +182,15 @@ class Memory:
         if not self.may_die:  # entries are found by `id` alone, so ids must stay unique
             self._replaced.append(tensor)
 
-    def save(self, entry: int, tensor: torch.Tensor, is_written: bool = False) -> None:
-        """Saves the current value of an entry that was not saved, or that `is_written` since."""
-        if self.values[entry] is None or is_written:
+    def save(self, entry: int, tensor: torch.Tensor, is_changed: bool = False) -> None:
+        """Saves the value of an entry that was not saved when it was made, or that `is_changed`."""
+        if self.values[entry] is None or is_changed:
             value = tensor if self._transform is None else self._transform(tensor)
             self.values[entry] = value
             self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
-            if entry < self._num_indexed:  # so that the next write to its memory copies it
+            if (
+                entry < self._num_indexed and not self._may_save_late
+            ):  # so that the next write to its memory copies it
                 self._waiting.setdefault(self.storages[entry], []).append(entry)
 
     def let_go(self, stored: Mapping[int, StoredValue | None]) -> None:
@@ -218,7 +219,7 @@ class Memory:
 
         The entry then gets a storage number of its own, as if it had been saved and copied.
         """
-        if self.values[entry] is not None or self._keeps_undo or not _is_alone(tensor):
+        if self.values[entry] is not None or not _is_alone(tensor):
             return False
         self.storages[entry] = 2 * entry + 1  # no address is odd
         return True
@@ -258,19 +259,20 @@ class Memory:
         self._waiting.setdefault(storage_of(holder[index]), []).append((holder, index))
 
     def before_write(self, targets: Sequence[torch.Tensor]) -> None:
-        """Copies the saved values that overlap `targets`, before a write to `targets`."""
+        """Copies the saved values that overlap `targets`, before a write to `targets`.
+
+        Also before their memory is freed.
+        """
         self._index()
         for target in targets:
             storage = storage_of(target)
             written = region_of(target)
-            is_outside = storage in self._outside or storage not in self._known_storages
-            if self._keeps_undo and is_outside and (storage, written) not in self._undo:
-                self._undo[storage, written] = (target, copy_of(target.detach()))
             aliases = self._place(storage)
             taken = [
                 held
                 for held in aliases.take(written)
-                if isinstance(self._value_of(held), torch.Tensor)
+                if isinstance(value := self._value_of(held), torch.Tensor)
+                and (value is not target or not self._may_come_late(held))
             ]
             if self.unfinished:  # unfinished values are taken later, from their own memory
                 for held in [
@@ -280,20 +282,6 @@ class Memory:
                     aliases.add(held, region_of(self.values[held]))
             if taken:
                 self._replace_by_copies(taken)
-
-    def before_free(self, targets: Sequence[torch.Tensor]) -> None:
-        """Copies the saved values that overlap `targets`, whose memory is about to be freed."""
-        # Freed memory cannot be restored, and need not be.
-        keeps_undo, self._keeps_undo = self._keeps_undo, False
-        try:
-            self.before_write(targets)
-        finally:
-            self._keeps_undo = keeps_undo
-
-    def before_random(self, generator: torch.Generator) -> None:
-        """Saves the state of a generator of the model before its first use."""
-        if self._keeps_undo and generator not in self._generators:
-            self._generators[generator] = generator.get_state()
 
     def expose(self, tensor: torch.Tensor) -> None:
         """Marks the tensor's storage as exposed: from now on, values in it are saved as copies."""
@@ -308,14 +296,8 @@ class Memory:
             self.writes.append(Write(entry, storage, region_of(target)))
             self.last_writes[storage] = (entry, weakref.ref(target), version_of(target))
 
-    def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
-        """Marks the start of the operations; `outside` are the tensors that existed before."""
-        self._outside = set(map(storage_of, outside)) if self._keeps_undo else set()
-
     def meet(self, entry: int, tensor: torch.Tensor) -> None:
         """Records that the tensor of `entry` existed before the first operation."""
-        if self._keeps_undo:
-            self._outside.add(storage_of(tensor))
         if self.writes:  # possibly to this memory
             self.regions[entry] = region_of(tensor)
 
@@ -371,16 +353,6 @@ class Memory:
                 self.regions[-1 - number] = region_of(tensors[number])
         return storages
 
-    def restore(self) -> None:
-        """Undoes the writes of the pass to tensors that exist outside it, and to generators."""
-        with torch.no_grad():
-            for tensor, before in reversed(self._undo.values()):
-                tensor.data.copy_(before)
-        for generator, state in self._generators.items():
-            generator.set_state(state)
-        self._undo.clear()
-        self._generators.clear()
-
     def _place(self, storage: int) -> Aliases:
         """The indexed values of a storage, after indexing those that are waiting."""
         aliases = self._aliases.get(storage)
@@ -434,17 +406,27 @@ class Memory:
                     self.versions[held] = version_of(self.values[held])
 
     def _value_of(self, held: Held) -> Any:
+        if self._may_come_late(held):
+            return self.origins[held]()
         if isinstance(held, int):
             return self.values[held]
         holder, index = held
         return holder[index]
+
+    def _may_come_late(self, held: Held) -> TypeGuard[int]:
+        """True if the value of an entry is not saved, but may still be."""
+        return (
+            self._may_save_late
+            and isinstance(held, int)
+            and self.values[held] is None
+            and held in self.origins
+        )
 
     def _index(self) -> None:
         """Indexes new entries by storage; called only when something is written."""
         first = self._num_indexed
         for entry in range(first, len(self.storages)):
             self._waiting.setdefault(self.storages[entry], []).append(entry)
-        self._known_storages.update(self.storages[first:])
         self._num_indexed = len(self.storages)
 
 
