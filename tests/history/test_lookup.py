@@ -1,7 +1,7 @@
 """Lookup keys, and what is said where there is none."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -207,3 +207,51 @@ def test_an_argument_is_found_by_its_name() -> None:
     says = "'pair' means 2 tensors; say which: 'input.pair.0', 'input.pair.1'"
     with pytest.raises(KeyError, match=says):
         history["pair"]
+
+
+class Parts(nn.Module):
+    """Returns tensors in every kind of container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.pair = nn.LSTM(4, 4), Pair()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, (hidden, cell) = self.lstm(x)
+        total = states + hidden + cell
+        for _ in range(2):
+            found = self.pair(total)
+            total = found["sum"] + found["both"].left + found["both"].right[0]
+        return total
+
+
+class Both(NamedTuple):
+    left: torch.Tensor
+    right: list[torch.Tensor]
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        return {"sum": x + 1, "both": Both(x.sin(), [x.cos(), x])}
+
+
+PARTS = {
+    "lstm.output.0": "lstm_1", "lstm.output.1.0": "lstm_2", "lstm:1.output.1.1": "lstm_3",
+    "pair:1.output.sum": "add_3:1", "pair:2.output.both.left": "sin_1:2",
+    "pair:2.output.both.right.0": "cos_1:2", "pair:1.output.both.right.1": "identity_1:1",
+}  # fmt: skip
+
+
+def test_each_tensor_that_a_module_returns_has_a_key() -> None:
+    model, x = Parts(), torch.rand(3, 2, 4)
+    history = tl.log_forward_pass(model, x)
+    for key, label in PARTS.items():
+        assert history[key] == history[label], key
+        assert key in history[label].lookup_keys
+        chosen = tl.log_forward_pass(model, x, layers_to_save=key)
+        assert chosen.layers_with_saved_activations == [history[label].layer_label]
+        assert torch.equal(chosen[key].tensor_contents, history[key].tensor_contents)
+    both = tl.log_forward_pass(model, x, layers_to_save="pair.output.sum")
+    assert len(both.layers_with_saved_activations) == 2
+    with pytest.raises(KeyError, match="means 2 tensors"):
+        history["pair.output.sum"]

@@ -14,7 +14,7 @@ from torchlens._capture.recorder import Recorder
 from torchlens._capture.selection import Selection
 from torchlens._capture.unreported import record_identity, record_opaque
 from torchlens._recording.recording import ModuleCall
-from torchlens._recording.trees import named_tensors
+from torchlens._recording.trees import Path, named_tensors
 from torchlens._recording.user_code import KNOWN_CODE
 
 # Faster than `_make`.
@@ -91,6 +91,7 @@ class ModuleTracker:
         self.recorder = recorder
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
+        self.parts: list[tuple[int, Path, int]] = []  # see Recording.module_parts
         # With other threads; pass numbers are then known only after the pass.
         self.is_shared = False
         # Called when the model compiles something.
@@ -163,18 +164,15 @@ class ModuleTracker:
         if not call:
             return
         recorder = self.recorder
-        tensors = (
-            (result,)
-            if type(result) is _Tensor
-            else [tensor for _, tensor in named_tensors(result)]
-        )
+        named: list[tuple[Path, _Tensor]]
+        named = [((), result)] if type(result) is _Tensor else named_tensors(result)
         try:
             made = self._made_inside(call, result)
-            self.exits.append((call, self._returned(call, tensors) if made is None else [made]))
+            self.exits.append((call, self._returned(call, named) if made is None else [made]))
         finally:
             recorder.module_call = recorder.module_calls[call].parent
             if call in recorder.handed_back:
-                recorder.undo_handing_back(call, tensors)
+                recorder.undo_handing_back(call, [tensor for _, tensor in named])
 
     def _made_inside(self, call: int, result: Any) -> int | None:
         """The entry of a plain result that the call made; None if `_returned` has to decide."""
@@ -192,11 +190,11 @@ class ModuleTracker:
             self.saved.add(made)
         return made
 
-    def _returned(self, call: int, tensors: Iterable[torch.Tensor]) -> list[int]:
+    def _returned(self, call: int, named: Iterable[tuple[Path, torch.Tensor]]) -> list[int]:
         """The entries that a call returned; an argument that it returns becomes a new entry."""
         recorder = self.recorder
         returned = []
-        for tensor in tensors:
+        for path, tensor in named:
             entry = recorder.entry_of(tensor)
             is_older = entry is not None and 0 <= entry < self._rows_before[call]
             if entry is None:
@@ -206,6 +204,8 @@ class ModuleTracker:
                 entry = record_identity(recorder, tensor)
             if entry is not None and entry >= 0:
                 returned.append(entry)
+                if path:
+                    self.parts.append((call, path, entry))
                 if self._is_saved(call):
                     self._save_output(entry, tensor)
         return returned

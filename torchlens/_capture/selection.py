@@ -16,6 +16,8 @@ from torchlens._recording.recording import ModuleCall
 # What follows the type in a label consists of these.
 _NUMBERING = "_:0123456789"
 _LABEL = re.compile(r"(.+?)_\d+(?:_\d+)?(?::\d+)?")
+# A tensor of what a module returned: `lstm.output.1.0`, `lstm:2.output.1.0`.
+_PART = re.compile(r"(.+?)(:\d+)?\.output\..+")
 _BOUNDARIES = {INPUT.layer_type, BUFFER.layer_type, OUTPUT.layer_type}
 
 
@@ -55,7 +57,7 @@ class Selection:
         self._known_calls: dict[int, bool] = {}
         known = frozenset(parts.addresses.values())
         for key in keys:
-            address = first_address(key, parts.aliases)
+            address = _PART.sub(r"\1\2", first_address(key, parts.aliases))
             label = _LABEL.fullmatch(key)
             if label is not None:
                 self._label_types.add(label[1])

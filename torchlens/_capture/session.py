@@ -267,6 +267,7 @@ class Session:
             module_aliases=parts.aliases,
             module_entries=tracker.entries,
             module_exits=tracker.exits,
+            module_parts=tracker.parts,
             booleans=recorder.booleans,
             leaves=recorder.leaves,
             saved_args=recorder.saved_args,

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import chain
 
 from torchlens._capture.selection import first_address
-from torchlens._history.log import Log
+from torchlens._history.log import Log, path_text
 from torchlens._text.error_wording import got, is_whole
 
 
@@ -27,6 +27,7 @@ def lookup_keys(log: Log, entry: int) -> list[int | str]:
     for call in log.graph.modules_exited.get(entry, ()):
         names += [log.recording.module_calls[call].address, log.module_pass(call)]
     names += log.boundary_addresses.get(entry, [])
+    names += lookup.part_names.get(entry, [])
     found = [name for name in dict.fromkeys(names) if lookup.entries(name) == [entry]]
     return [position - len(log.visible), position, *found]
 
@@ -83,6 +84,7 @@ class Lookup:
         yield self._passes(self._short_labels, key)
         yield self._addresses.get(key, ())
         yield self._arguments.get(key, ())
+        yield self._parts.get(first_address(key, self._log.recording.module_aliases), ())
 
     @cached_property
     def _listed(self) -> Container[int]:
@@ -117,6 +119,26 @@ class Lookup:
         for entry, own in self._log.boundary_addresses.items():
             for address in own:
                 found.setdefault(address, []).append(entry)
+        return found
+
+    @cached_property
+    def _parts(self) -> dict[str, list[int]]:
+        """`lstm.output.1.0`, with and without a pass → that tensor of what the module returned."""
+        found: dict[str, list[int]] = {}
+        for entry, names in self.part_names.items():
+            for name in names:
+                found.setdefault(name, []).append(entry)
+        return found
+
+    @cached_property
+    def part_names(self) -> dict[int, list[str]]:
+        """The names of an entry in the tuples, dicts and objects that modules returned."""
+        found: dict[int, list[str]] = {}
+        for call, path, number in self._log.recording.module_parts:
+            entry = self._log.graph.entry_of.get(number)
+            if entry is not None:
+                for name in (self._log.module_call_addresses[call], self._log.module_pass(call)):
+                    found.setdefault(entry, []).append(path_text(f"{name}.output", path))
         return found
 
     @cached_property
@@ -204,6 +226,7 @@ class Lookup:
             self._short_labels,
             self._modules,
             self._addresses,
+            self._parts,
         )
 
 

@@ -206,6 +206,8 @@ class Recording:
     # True if the model returned numbers, strings or arrays.
     returns_data: bool = False
     # Other tensors at which the gradients of parameters arrive: (number of the parameter, tensor).
+    # (module call, path, entry) of each tensor in a tuple, dict or object that a module returned.
+    module_parts: list[tuple[int, Path, int]] = field(default_factory=list)
     param_stand_ins: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     # References -1 - k to tensors that required gradients in the pass; None: see the parameters.
     trained: set[int] | None = None

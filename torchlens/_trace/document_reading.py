@@ -29,6 +29,7 @@ from torchlens._recording.recording import (
     make_row,
 )
 from torchlens._recording.stored import StoredMapping, StoredParams, StoredValue
+from torchlens._recording.trees import Path as TensorPath
 from torchlens._recording.user_code import code_of_line
 from torchlens._text.plain_text import printable, shown
 from torchlens._trace.documents import TIMES
@@ -76,6 +77,7 @@ def recording_of(graph: dict[str, Any], seconds: Any, reader: PythonReader) -> R
         module_aliases={str(key): str(address) for key, address in graph["module_aliases"].items()},
         module_entries=_of_calls(graph["module_entries"], len(calls), count),
         module_exits=_of_calls(graph["module_exits"], len(calls), count),
+        module_parts=_parts_of_calls(graph["module_parts"], reader, len(calls), count),
         booleans={
             row: bool(value) for value, row in _pairs(map(reversed, graph["booleans"]), count)
         },
@@ -341,6 +343,14 @@ def _pairs(form: Any, count: int) -> list[tuple[Any, int]]:
 def _of_calls(form: Any, num_calls: int, count: int) -> list[tuple[int, list[int]]]:
     _numbers([call for call, _ in form], num_calls, 1)  # the model itself has no such record
     return [(call, _numbers(numbers, count, -_FAR)) for call, numbers in form]
+
+
+def _parts_of_calls(
+    form: Any, reader: PythonReader, num_calls: int, count: int
+) -> list[tuple[int, TensorPath, int]]:
+    calls = _numbers([call for call, _, _ in form], num_calls, 1)
+    places = _paths([(path, number) for _, path, number in form], reader, count)
+    return [(call, *place) for call, place in zip(calls, places, strict=True)]
 
 
 def _failure_of(

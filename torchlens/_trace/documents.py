@@ -104,6 +104,9 @@ def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> 
         "module_aliases": recording.module_aliases,
         "module_entries": recording.module_entries,
         "module_exits": recording.module_exits,
+        "module_parts": [
+            (call, writer.write(path), number) for call, path, number in recording.module_parts
+        ],
         "module_params": recording.module_params,
         "inputs": [(writer.write(path), number) for path, number in recording.inputs],
         "outputs": [(writer.write(path), number) for path, number in recording.outputs],
