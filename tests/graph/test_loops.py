@@ -384,3 +384,31 @@ def test_loops_in_loops_of_modules_are_near_linear_too() -> None:
     history = tl.log_forward_pass(Model(forward, stages=stages, count=31), torch.randn(4, 4))
     assert history.layer_num_passes["add_4_19"] == 620
     assert history.layer_num_passes["cos_4_20"] == 31
+
+
+def test_no_loop_begins_in_the_middle_of_a_period() -> None:
+    def forward(self: Model, p: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return p[:, 0].exp() + p[:, 1].exp() + r[:, 0].exp() + r[:, 1].exp()
+
+    history = tl.log_forward_pass(Model(forward), [torch.rand(3, 2), torch.rand(3, 2)])
+    # The last two steps are those of `for i in range(2): x = x + r[:, i].exp()`.
+    assert operations(history) == [
+        "getitem_1_1", "exp_1_2", "getitem_2_3", "exp_2_4", "add_1_5", "getitem_3_6", "exp_3_7:1",
+        "add_2_8:1", "getitem_4_9", "exp_3_7:2", "add_2_8:2",
+    ]  # fmt: skip
+
+
+def test_what_a_loop_starts_from_may_look_like_its_last_operation() -> None:
+    def forward(self: Model, p: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        x = p.sin()
+        for _ in range(3):
+            x = (x + 1).sin()
+        found = r.cos()
+        for _ in range(3):
+            x = x * found
+            found = r.cos()
+        return x + found
+
+    history = tl.log_forward_pass(Model(forward), [torch.rand(3), torch.rand(3)])
+    assert history["add_1:3"].pass_num == 3
+    assert history["mul_1:3"].pass_num == 3

@@ -302,7 +302,7 @@ def order_module_calls(tracker: ModuleTracker) -> None:
     rows = [row._replace(module_call=place_of[row.module_call]) for row in recorder.rows]
     entries = [(place_of[call], numbers) for call, numbers in tracker.entries]
     exits = [(place_of[call], numbers) for call, numbers in tracker.exits]
-    tracker.parts[:] = [(place_of[call], *part) for call, *part in tracker.parts]
+    tracker.parts[:] = [(place_of[call], path, entry) for call, path, entry in tracker.parts]
     if failures.failure is not None:
         failures.failure = replace(
             failures.failure, module_call=place_of[failures.failure.module_call]

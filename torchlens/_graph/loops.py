@@ -133,6 +133,7 @@ def _join_run(
     step reads `v`.
     """
     runs = []
+    origins = _Origins()
 
     def join(stop: int) -> None:
         if stop - start >= period and _reads_previous(start, period, parents):
@@ -150,8 +151,9 @@ def _join_run(
             first, last = 0, later[0]
         else:
             first, last = _beginnings(mine, later, period)
-        if last < start or last < first:
+        if last < start or last < first or origins.differ(mine, later, start):
             join(operation)
+            origins.note(operation, operation + period, later)
             start = operation + 1
             latest.clear()
             continue
@@ -166,6 +168,32 @@ def _join_run(
             latest.append((operation, last))
     join(end)
     return runs
+
+
+class _Origins:
+    """Operations a period apart that are computed from different tensors outside the loop.
+
+    In `p[0].exp() + p[1].exp() + r[0].exp() + r[1].exp()`, the second `exp` and the third are a
+    period apart, but read `p` and `r`. A loop cannot begin between `p[1]` and its `exp`: what the
+    third `exp` reads is no result of the step before.
+    """
+
+    def __init__(self) -> None:
+        self._first = 0  # what is before is outside
+        self._later: set[int] = set()  # the later operation of each two
+
+    def note(self, operation: int, later: int, parents: Sequence[int]) -> None:
+        """Notes that an operation and a later one read different tensors."""
+        if not self._later:
+            self._first = operation
+        if all(parent < self._first or parent in self._later for parent in parents):
+            self._later.add(later)
+
+    def differ(self, mine: Sequence[int], later: Sequence[int], start: int) -> bool:
+        """True if two operations read such operations, the first one before the loop's `start`."""
+        return bool(self._later) and any(
+            a < start and b in self._later for a, b in zip(mine, later, strict=True)
+        )
 
 
 def _beginnings(mine: Sequence[int], later: Sequence[int], period: int) -> tuple[int, int]:
