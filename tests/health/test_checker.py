@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens._health.checker import make_checker
+from torchlens._health.checker import HealthChecker
 from torchlens._health.checking import Inputs, Place
 from torchlens._health.tensor_statistics import value_range
 
@@ -70,7 +70,7 @@ def test_the_first_operation_that_makes_one_is_found(name: str):
 
 
 @pytest.mark.parametrize("name", FORWARD)
-def test_consequences_are_not_told(name: str):
+def test_consequences_are_not_reported(name: str):
     function, _ = FORWARD[name]
     assert [finding.kind for finding in profiled(Net(function)).findings()] == ["non-finite values"]
 
@@ -115,7 +115,7 @@ def test_the_first_operation_whose_backward_makes_one_is_found(name: str):
     assert "gradient received" in str(found)
 
 
-def test_the_ranges_of_what_it_was_given_are_told():
+def test_the_ranges_of_the_arguments_are_reported():
     found = profiled(Net(lambda y: torch.log(torch.relu(y) * 0 + 0))).first_nonfinite
     assert found is not None
     (given,) = found.inputs
@@ -127,17 +127,20 @@ def test_the_ranges_of_what_it_was_given_are_told():
 
 
 @pytest.mark.parametrize("number", [math.nan, INF])
-def test_a_parameter_that_is_broken_already_is_told_as_such(number: float):
+def test_a_parameter_that_was_broken_before_is_reported_as_such(number: float):
     model = Net(lambda y: y * 2)
     with torch.no_grad():
         model.fc.weight[0, 0] = number
     found = profiled(model).first_nonfinite
     assert found is not None
     assert (found.label, found.module) == ("linear_1_1", "fc")
-    assert "Not finite before: parameter fc.weight. It was so when measuring began." in found.note
+    assert (
+        "Not finite before: parameter fc.weight. It was not finite when measuring began."
+        in found.note
+    )
 
 
-def test_a_broken_parameter_is_told_beside_what_is_thrown_away():
+def test_a_broken_parameter_is_reported_besides_a_discarded_value():
     model = Net(lambda y: y)
     model.last = nn.Linear(4, 4)
 
@@ -153,13 +156,13 @@ def test_a_broken_parameter_is_told_beside_what_is_thrown_away():
     assert found.module == "last"
 
 
-def test_broken_data_is_told_once():
+def test_broken_data_is_reported_once():
     x = X.clone()
     x[0, 0] = math.nan
     p = profiled(Net(lambda y: torch.relu(y) * 2), x)
     (finding,) = p.findings()
     assert finding.where == "input_1_0"
-    assert "It came in like this: an input of the model." in finding.text
+    assert "It was given to the model: an input of the model." in finding.text
 
 
 @pytest.mark.parametrize("level", ["module", "operation"])
@@ -215,7 +218,7 @@ def test_profile_and_history_say_the_same(name: str):
 
 
 @pytest.mark.parametrize("number", [math.nan, INF, -INF])
-def test_what_is_wrong_in_the_data_is_blamed_on_the_data(number: float):
+def test_infinity_in_the_data_is_a_finding_of_the_data(number: float):
     x = X.clone()
     x[0, 0] = number
     assert (
@@ -225,7 +228,7 @@ def test_what_is_wrong_in_the_data_is_blamed_on_the_data(number: float):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 100, 1000])
-def test_memory_that_is_used_again_misleads_nobody(size: int):
+def test_reused_memory_does_not_confuse_values(size: int):
     def forward(y: torch.Tensor) -> torch.Tensor:
         wide = y.sum() * torch.ones(size)
         masked = wide.masked_fill(torch.ones(size).bool(), -INF)
@@ -244,7 +247,7 @@ def test_memory_that_is_used_again_misleads_nobody(size: int):
 
 
 @pytest.mark.parametrize("level", ["operation", "module"])
-def test_a_loss_that_breaks_the_gradients_is_told(level: Any):
+def test_a_loss_that_breaks_the_gradients_is_reported(level: Any):
     model = Net(lambda y: y * 2)
     with tl.profile(model, check="nonfinite", level=level) as p:
         torch.sqrt((model(X) * 0).sum()).backward()
@@ -260,7 +263,7 @@ def test_a_loss_that_breaks_the_gradients_is_told(level: Any):
         torch.sqrt((model(X) * 0).sum()).backward()
 
 
-def test_a_hook_that_breaks_a_gradient_is_told():
+def test_a_hook_that_breaks_a_gradient_is_reported():
     def forward(y: torch.Tensor) -> torch.Tensor:
         y = y * 2
         if y.requires_grad:
@@ -273,7 +276,7 @@ def test_a_hook_that_breaks_a_gradient_is_told():
 
 
 @pytest.mark.parametrize("level", ["operation", "module"])
-def test_a_hook_that_breaks_a_value_is_told(level: str):
+def test_a_hook_that_breaks_a_value_is_reported(level: str):
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model[0].register_forward_hook(lambda module, args, output: output * math.nan)
     found = profiled(model, level=level).first_nonfinite
@@ -302,7 +305,7 @@ def test_tensors_inside_vmap_do_not_end_a_check():
     assert p.first_nonfinite is not None
 
 
-def test_the_step_in_which_it_happened_is_told():
+def test_the_step_is_reported():
     model = Net(lambda y: torch.log(y.abs() + 1))
     with tl.profile(model, check="nonfinite") as p:
         for scale in (1.0, 2.0, INF, 1.0):
@@ -322,17 +325,17 @@ def test_parameters_that_were_broken_by_an_earlier_step_are_no_news():
     assert [finding.where for finding in p.findings()] == ["log_1_3"]
 
 
-def test_what_is_thrown_away_is_an_information():
+def test_a_discarded_value_is_of_severity_info():
     def forward(y: torch.Tensor) -> torch.Tensor:
         number = torch.arange(8.0).unsqueeze(1)
         return y + torch.where(number < 3, number, torch.log(number))
 
     (finding,) = profiled(Net(forward)).findings()
     assert (finding.severity, finding.where) == ("info", "log_1_5")
-    assert "thrown away later" in finding.advice
+    assert "discarded later" in finding.advice
 
 
-def test_what_is_only_looked_at_is_not_thrown_away():
+def test_a_value_that_is_only_read_is_not_discarded():
     def forward(y: torch.Tensor) -> torch.Tensor:
         y = torch.log(-y.abs())
         assert y.argmax(1).shape == (8,)
@@ -342,7 +345,7 @@ def test_what_is_only_looked_at_is_not_thrown_away():
     assert [finding.severity for finding in profiled(Net(forward)).findings()] == ["error"]
 
 
-def test_what_is_made_a_whole_number_is_thrown_away():
+def test_a_value_that_becomes_an_integer_is_discarded():
     def forward(y: torch.Tensor) -> torch.Tensor:
         number = torch.arange(8.0)
         large = torch.log(number).to(torch.long).clamp(max=3)
@@ -351,7 +354,7 @@ def test_what_is_made_a_whole_number_is_thrown_away():
     assert [finding.severity for finding in profiled(Net(forward)).findings()] == ["info"]
 
 
-def test_gradients_come_out_of_what_is_thrown_away():
+def test_a_discarded_value_may_break_gradients():
     p = profiled(Net(lambda y: torch.where(y > 100, torch.sqrt(y * 0 - 1), y)))
     found = [(finding.severity, finding.kind, finding.where) for finding in p.findings()]
     assert found == [
@@ -363,7 +366,7 @@ def test_gradients_come_out_of_what_is_thrown_away():
 
 
 @pytest.mark.parametrize("last", ["truediv", "sqrt"])
-def test_what_is_thrown_away_does_not_hide_what_is_not(last: str):
+def test_a_discarded_value_does_not_hide_a_lasting_one(last: str):
     def forward(y: torch.Tensor) -> torch.Tensor:
         number = torch.arange(8.0).unsqueeze(1)
         y = y + torch.where(number < 3, number, torch.log(number))
@@ -442,14 +445,14 @@ def test_ranges_of_tensors_without_numbers():
 
 
 def test_integers_and_booleans_are_nothing_to_look_at():
-    checker = make_checker("health")
+    checker = HealthChecker("health")
     place = Place("forward", 1, 0, "", 1, "add")
     for tensor in (torch.arange(3), torch.tensor([True]), torch.empty(0)):
         checker.on_value(place, tensor, Inputs((tensor,), {}))
     assert checker.first_nonfinite is None
 
 
-def test_a_bad_check_or_threshold_says_what_there_is():
+def test_the_error_for_a_bad_check_or_threshold_lists_the_names():
     with pytest.raises(ValueError, match=r"'nonfinite'.*'health'"):
         tl.profile(nn.ReLU(), check="nan")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no threshold 'dead_shar'.*Did you mean 'dead_share'"):
@@ -502,7 +505,7 @@ def test_a_nan_of_a_timed_step_is_found_with_its_module(where):
     assert [step.is_light for step in p.steps] == [False, True, False]
     found = p.first_nonfinite
     assert (found.step, found.phase, found.module, found.label) == (2, where, "inner", None)
-    assert "stop=True sees those of every step" in str(found)
+    assert "with stop=True, those of every step are" in str(found)
     assert [
         finding.module for finding in p.findings() if finding.kind.startswith("non-finite")
     ] == ["inner"]
@@ -510,7 +513,7 @@ def test_a_nan_of_a_timed_step_is_found_with_its_module(where):
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("steps", [(1, 2, 3, 4), (2, 3, 4)])
-def test_a_nan_that_a_logged_step_sees_as_well_is_told_once_with_its_operation(where, steps):
+def test_a_nan_in_light_and_logged_steps_is_reported_once_with_its_operation(where, steps):
     p = profiled_steps(Sometimes(where, steps), 4)
     told = [finding for finding in p.findings() if finding.kind.startswith("non-finite")]
     assert [finding.module for finding in told] == ["inner"]
@@ -541,7 +544,7 @@ def test_stop_names_the_operation_in_whatever_step(step):
         profiled_steps(Sometimes("forward", (step,)), 4, stop=True)
 
 
-def test_timed_steps_are_left_out_of_what_is_said_of_activations():
+def test_light_steps_do_not_count_in_statistics_of_activations():
     """At module level, which is all that is seen of them, less is known: the softmax here is over
     the first dimension.
     """

@@ -137,7 +137,7 @@ def test_too_few_values_tell_nothing():
         model[0].bias[:12] = -100.0
     found = trained(model, torch.randn(4, 8)).findings()
     assert list(found) == []
-    assert "Dead units are told from 64 values of each on" in str(found)
+    assert "Dead units are reported from 64 values of each unit on" in str(found)
 
 
 def test_thresholds_may_be_the_callers_own():
@@ -284,7 +284,7 @@ def test_parameters_that_are_unused_and_frozen(check: str | None):
     assert found[1].number == 2 * (8 * 8 + 8)
 
 
-def test_one_parameter_is_told_by_its_own_name():
+def test_a_single_parameter_is_reported_by_its_own_name():
     parameters = [parameter("fc.weight", (2, 2)), parameter("fc.bias", (2,), num_gradients=0)]
     (finding,) = find(made_up(parameters=parameters), None)
     assert (finding.where, finding.module) == ("fc.bias", "fc")

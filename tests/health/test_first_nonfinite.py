@@ -29,7 +29,7 @@ def test_where_all_is_finite_there_is_nothing_to_tell() -> None:
     assert history.first_nonfinite() is None
 
 
-def test_the_operation_that_made_it_is_told_with_what_it_was_given() -> None:
+def test_the_operation_that_made_it_is_reported_with_its_arguments() -> None:
     class Inner(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.log(x) * 2
@@ -48,7 +48,7 @@ def test_the_operation_that_made_it_is_told_with_what_it_was_given() -> None:
     (given,) = found.inputs
     assert (given.name, given.low, given.high, given.finite_share) == ("sub_1_1", -2, 1, 1)
     assert found.source.endswith(
-        "in test_the_operation_that_made_it_is_told_with_what_it_was_given.<locals>.Inner.forward"
+        "in test_the_operation_that_made_it_is_reported_with_its_arguments.<locals>.Inner.forward"
     )
     lines = str(found).splitlines()
     assert lines[0] == "NaN in the forward pass: made by log_1_2 (log), in module 'inner'"
@@ -101,7 +101,7 @@ def test_a_mask_that_is_an_input_is_passed_over_and_nan_in_an_input_is_not() -> 
     found = log(forward, torch.tensor([math.nan, 1.0]), mask).first_nonfinite()
     assert found.label == "input_1_0"
     assert str(found).splitlines()[0] == "NaN in the forward pass: input_1_0"
-    assert found.note == "It came in like this: input.args.0."
+    assert found.note == "It was given to the model: input.args.0."
 
 
 def test_nan_made_of_infinity_that_was_asked_for_is_found() -> None:
@@ -109,7 +109,7 @@ def test_nan_made_of_infinity_that_was_asked_for_is_found() -> None:
         lambda self, x: x.masked_fill(x > -9, -math.inf).softmax(-1) * 2, torch.ones(2, 2)
     ).first_nonfinite()
     assert found.label == "softmax_1_3"
-    assert found.note.startswith("It was given Inf that was asked for, and made NaN of it.")
+    assert found.note.startswith("It made NaN from an intended Inf.")
     assert found.inputs[0].num_inf == 4
 
 
@@ -121,7 +121,7 @@ def test_a_real_finding_behind_a_mask_is_found() -> None:
     assert log(forward, torch.tensor([1.0, 2.0])).first_nonfinite().label == "log_1_4"
 
 
-def test_what_is_finite_again_is_told_only_if_there_is_nothing_worse() -> None:
+def test_a_discarded_value_is_reported_only_if_there_is_nothing_worse() -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         y = torch.where(x > 0, x.log(), 0.0)
         return self.fc(y)
@@ -196,7 +196,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensors)")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_every_kind_of_tensor_is_looked_into(kind: str, is_broken: bool) -> None:
+def test_every_kind_of_tensor_is_checked(kind: str, is_broken: bool) -> None:
     weight = torch.ones(2, 3)
     if is_broken:
         weight[1, 1] = math.nan
@@ -211,7 +211,7 @@ def test_every_kind_of_tensor_is_looked_into(kind: str, is_broken: bool) -> None
         assert "NaN" in str(found)
 
 
-def test_the_operation_whose_backward_made_it_is_told() -> None:
+def test_the_operation_whose_backward_made_it_is_reported() -> None:
     found = logged_backward(
         lambda self, x: (self.fc(x) * 0).sqrt() * 3, torch.ones(1, 2), fc=nn.Linear(2, 2)
     ).first_nonfinite()
@@ -222,7 +222,7 @@ def test_the_operation_whose_backward_made_it_is_told() -> None:
     assert "gradient sent to mul_1_2: 1x2 float32" in str(found)
 
 
-def test_a_gradient_that_came_in_from_the_loss_is_told() -> None:
+def test_a_gradient_that_came_from_the_loss_is_reported_as_such() -> None:
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
     history.log_backward((history["output_1"].tensor_contents * 0).sqrt().sum())
     found = history.first_nonfinite()
@@ -230,7 +230,7 @@ def test_a_gradient_that_came_in_from_the_loss_is_told() -> None:
     assert "outside the model" in found.note
 
 
-def test_a_gradient_of_a_parameter_alone_is_told() -> None:
+def test_a_gradient_of_a_parameter_alone_is_reported() -> None:
     class Broken(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -280,12 +280,10 @@ def test_entries_that_were_not_saved_are_counted() -> None:
     found = tl.log_forward_pass(model, torch.ones(3), layers_to_save="relu").first_nonfinite()
     assert (found.label, found.num_unchecked) == ("relu_1_3", 5)
     assert found.note == "Not saved, so it may have come from there: log_1_2."
-    assert str(found).endswith(
-        "(5 entries are not saved, or have no values, and were not looked at)"
-    )
+    assert str(found).endswith("(5 entries are not saved, or have no values, and were not checked)")
 
 
-def test_a_log_without_saved_tensors_is_told() -> None:
+def test_a_log_without_saved_tensors_raises() -> None:
     with pytest.raises(ValueError, match="This log has no saved tensors"):
         tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="none").first_nonfinite()
 

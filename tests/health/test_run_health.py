@@ -127,7 +127,7 @@ def test_nan_is_found_in_the_step_and_module_where_it_comes_up(tmp_path: Path) -
     assert kinds(tmp_path)["non-finite values"] == (2, "second")
 
 
-def test_nan_that_spreads_is_told_once_and_is_not_over_where_it_began(tmp_path: Path) -> None:
+def test_nan_that_spreads_is_one_finding_and_continues(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2))
     with torch.no_grad():
         model[1].weight[0, 0] = torch.nan  # one step later, all is
@@ -192,7 +192,7 @@ def test_gradients_of_changing_weights_are_one_finding_that_ends_when_all_are_we
     assert told(tmp_path, kind) == [(2, False), (8, True)]
 
 
-def test_updates_that_are_too_small_are_found_and_told_together(tmp_path: Path) -> None:
+def test_small_updates_are_reported_together(tmp_path: Path) -> None:
     train(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2)), tmp_path, 4, lr=1e-9)
     (found,) = [each for each in tl.open_run(tmp_path).findings if each.kind == "small update"]
     assert found.step == 2
@@ -207,9 +207,7 @@ def test_updates_that_are_too_small_are_found_and_told_together(tmp_path: Path) 
 @pytest.mark.parametrize(
     "log", [("parameters", "parameter_gradients", "updates"), ("parameters", "updates")]
 )
-def test_a_frozen_weight_is_not_told_to_learn_too_little(
-    log: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_frozen_weight_has_no_small_update(log: tuple[str, ...], tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2))
     model[0].requires_grad_(False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-9)

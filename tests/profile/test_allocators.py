@@ -44,7 +44,7 @@ def test_peak_and_remainder_are_those_of_the_allocator():
     del kept
 
 
-def test_what_a_call_frees_counts_as_less_than_nothing():
+def test_freed_memory_counts_as_negative():
     held = []
 
     def forward(self, x):
@@ -119,7 +119,7 @@ def test_a_checked_profile_measures_the_same_bytes():
 @pytest.mark.parametrize(
     "options", [{}, {"check": "nonfinite"}, {"check": "health", "level": "module"}], ids=str
 )
-def test_what_the_profile_itself_allocates_is_left_out(options, monkeypatch):
+def test_memory_of_the_profile_itself_is_left_out(options, monkeypatch):
     def keep(session):
         torch.rand(MB)  # as capture does once in a process
 
@@ -181,7 +181,7 @@ def test_checkpointing_keeps_less():
 
 @pytest.mark.parametrize("level", ["module", "operation"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_what_checkpoints_keep_is_what_the_allocator_added(level, use_reentrant):
+def test_memory_that_checkpoints_keep_agrees_with_the_allocator(level, use_reentrant):
     blocks = nn.ModuleList(
         [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)]
     )

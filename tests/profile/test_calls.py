@@ -57,7 +57,7 @@ def test_a_call_has_shapes_bytes_times_and_flops():
     assert p.root.calls[0].flops == call.flops + second.flops
 
 
-def test_parameters_are_counted_once_and_by_what_they_are():
+def test_shared_parameters_are_counted_once():
     shared = nn.Linear(3, 3)
     model = Model(lambda self, x: self.b(self.a(x)) @ self.tied, a=shared, b=nn.Sequential(shared))
     model.tied = shared.weight
@@ -206,7 +206,7 @@ def test_gradients_accumulated_over_steps_go_to_the_step_that_made_them():
     assert [call.grad_out_shapes for call in p["fc2"].calls] == [[(2, 3)], [(3, 3)], [(2, 3)]]
 
 
-def test_gradients_pass_a_module_that_hands_on_what_it_got_in_no_time():
+def test_the_backward_time_of_a_module_without_nodes_is_zero():
     p = train(
         nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Dropout(0.0).eval(), nn.Linear(2, 2)),
         torch.rand(1, 2),
@@ -250,7 +250,7 @@ def test_parts_that_are_called_by_themselves_are_steps_too():
     ]  # fmt: skip
 
 
-def test_modules_added_later_are_seen():
+def test_modules_added_later_are_measured():
     model = nn.Sequential(nn.Linear(2, 2))
     with tl.profile(model) as p:
         model(torch.rand(1, 2))
@@ -359,7 +359,7 @@ def test_median_and_spread_are_those_of_the_middle_half():
 
 
 @pytest.mark.parametrize("level", ["module", "operation"])
-def test_what_is_kept_for_what_led_to_the_inputs_is_not_the_models(level):
+def test_memory_kept_for_operations_before_the_model_is_not_the_models(level):
     other, model = (
         nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 4)),
         nn.Linear(4, 4, bias=False),

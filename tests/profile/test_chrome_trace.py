@@ -54,7 +54,7 @@ def test_modules_lie_inside_the_model_and_the_model_inside_its_step():
     }
 
 
-def test_what_runs_outside_the_model_is_shown_after_it():
+def test_calls_outside_the_model_are_shown_after_it():
     p = trained()
     outside = events_of(p, "outside the model")
     assert [event["name"] for event in outside] == ["backward", "optimizer"] * 2

@@ -102,7 +102,7 @@ def test_steps_are_compared_with_their_like():
         tl.compare(before, after, step_kind="test")
 
 
-def test_wrong_calls_are_told():
+def test_wrong_arguments_raise():
     p = tl.profile(nn.ReLU(), torch.rand(2))
     with pytest.raises(TypeError, match=r"after must be a Profile, as .* got 3"):
         tl.compare(p, 3)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_type_checker_knows_every_quantity():
     assert known == {*QUANTITIES, *map(short_word, QUANTITIES)}
 
 
-def test_steps_that_are_not_alike_are_told():
+def test_a_note_says_that_steps_differ_in_kind():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
 
     def profiled(is_training: bool = True, has_grad: bool = True, rows: int = 2) -> tl.Profile:
@@ -179,7 +179,7 @@ def test_a_kind_of_steps_is_found_under_another_name():
     assert unlike == "The steps are not alike: inputs 3x4 before, inputs 2x4 and inputs 50x4 after."
 
 
-def test_a_kind_that_the_two_do_not_share_is_told():
+def test_a_kind_that_only_one_profile_has_raises():
     model = nn.Linear(4, 4)
     training, evaluation = (
         tl.profile(model.train(), torch.rand(2, 4)),

@@ -24,7 +24,7 @@ def backward_flops(p: tl.Profile) -> list[int | None]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_part_that_was_frozen_for_a_step_costs_what_it_did_then(level: Level):
+def test_a_part_that_is_frozen_for_a_step_has_no_backward_flops_in_it(level: Level):
     model = layers()
     with tl.profile(model, level=level) as p:
         model[1].requires_grad_(False)
@@ -34,7 +34,7 @@ def test_a_part_that_was_frozen_for_a_step_costs_what_it_did_then(level: Level):
 
 
 @pytest.mark.parametrize("frozen", ["weights", "inputs"])
-def test_steps_that_differ_in_what_wants_gradients_cost_what_each_did(frozen: str):
+def test_steps_that_differ_in_trained_parameters_have_their_own_flops(frozen: str):
     model = layers()
     with tl.profile(model, level="operation") as p:
         for number in range(4):
@@ -46,7 +46,7 @@ def test_steps_that_differ_in_what_wants_gradients_cost_what_each_did(frozen: st
     assert [count for count in backward_flops(p) if count is not None] == expected[frozen]
 
 
-def test_a_model_may_freeze_what_it_is_going_to_use():
+def test_a_model_may_freeze_its_own_part():
     class Frozen(nn.Sequential):
         def forward(self, x: Any) -> Any:
             self[1].requires_grad_(False)
@@ -59,7 +59,7 @@ def test_a_model_may_freeze_what_it_is_going_to_use():
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_loss_may_use_what_the_model_does_not_return(level: Level):
+def test_a_loss_may_use_tensors_that_the_model_does_not_return(level: Level):
     class WithLoss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -78,7 +78,7 @@ def test_a_loss_may_use_what_the_model_does_not_return(level: Level):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_weight_from_elsewhere_that_is_trained_costs_nobody_knows_what(level: Level):
+def test_a_trained_tensor_from_outside_makes_backward_flops_unknown(level: Level):
     weight = torch.rand(4, 4, requires_grad=True)
     model = Model(
         lambda self, x: torch.nn.functional.linear(self.fc(x), weight), fc=nn.Linear(4, 4)
@@ -131,7 +131,9 @@ def test_a_step_that_raised_is_no_measure_of_the_model(level: Level, memory: boo
 @pytest.mark.parametrize(
     "layer", [nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Conv1d(3, 3, 1)]
 )
-def test_a_pass_for_some_gradients_alone_costs_nobody_knows_what(layer: nn.Module, level: Level):
+def test_a_pass_for_some_gradients_alone_makes_backward_flops_unknown(
+    layer: nn.Module, level: Level
+):
     x = torch.rand(3, 4, requires_grad=True)
     model = nn.Sequential(layer)
     with tl.profile(model, level=level) as p:

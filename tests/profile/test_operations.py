@@ -137,7 +137,7 @@ class Collector:
 @pytest.fixture
 def collector(monkeypatch):
     checker = Collector()
-    monkeypatch.setattr(profile_module, "make_checker", lambda *arguments: checker)
+    monkeypatch.setattr(profile_module, "HealthChecker", lambda *arguments: checker)
     return checker
 
 
@@ -167,7 +167,7 @@ def test_a_checker_sees_every_value_gradient_and_parameter(collector):
     assert shapes == [(2, 5)]
 
 
-def test_in_a_timed_step_a_checker_sees_what_the_model_returns_and_what_is_not_finite(collector):
+def test_in_a_light_step_a_checker_gets_the_outputs_and_all_that_is_not_finite(collector):
     model = MLP()
     with tl.profile(model, check="nonfinite") as p, torch.no_grad():
         for _ in range(3):
@@ -180,7 +180,7 @@ def test_in_a_timed_step_a_checker_sees_what_the_model_returns_and_what_is_not_f
     assert seen == [(2, ""), (4, "fc1"), (4, "act"), (4, "fc2"), (4, "")]
 
 
-def test_at_module_level_a_checker_sees_what_modules_return(collector):
+def test_at_module_level_a_checker_gets_the_results_of_modules(collector):
     model = MLP()
     with tl.profile(model, check="health", level="module"):
         model(torch.rand(2, 4)).sum().backward()

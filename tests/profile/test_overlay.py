@@ -55,7 +55,7 @@ def test_an_operation_profile_has_one_for_each_layer_too():
     assert found["stem"] == pytest.approx(15e-3 * 1.25)
 
 
-def test_nodes_have_the_time_of_their_module_and_what_is_its_own():
+def test_nodes_of_a_drawing_have_the_time_of_their_module_or_its_own_time():
     history = tl.get_model_metadata(net(), torch.rand(2, 3, 16, 16))
     values = overlay(made_up(), "forward_time")
     assert lines_of(history, values) == {
@@ -107,7 +107,7 @@ def test_units_are_written_for_people():
     assert lines_of(history, overlay(made_up(), "flops"))["linear_1_4"] == "200 kFLOP"
 
 
-def test_the_page_shows_what_the_drawing_shows():
+def test_the_page_shows_the_same_overlay_as_the_drawing():
     history = tl.get_model_metadata(net(), torch.rand(2, 3, 16, 16))
     data = page_data(history, {"forward": overlay(made_up(), "forward_time")}, None)
     (marks,) = data["overlays"]
@@ -139,7 +139,7 @@ def test_an_overlay_of_another_model_is_refused():
         lines_of(history, strange)
 
 
-def test_what_was_not_measured_cannot_be_laid_over():
+def test_an_overlay_of_a_quantity_that_was_not_measured_is_refused():
     with pytest.raises(ValueError, match="must be 'forward_time', "):
         overlay(made_up(), "speed")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"has no backward time\. The model was not called"):
@@ -169,7 +169,7 @@ def test_without_a_backward_pass_nothing_is_coloured_by_it():
     "quantity",
     ["forward_time", "backward_time", "flops", "parameters", "peak_bytes", "saved_bytes"],
 )
-def test_what_was_really_measured_can_be_laid_over_a_log(level: Any, quantity: Any):
+def test_a_real_measurement_is_an_overlay_of_a_log(level: Any, quantity: Any):
     model, x = net(), torch.rand(2, 3, 16, 16)
     p = tl.profile(model, x, level=level, warmup=0, repeats=1)
     history = tl.get_model_metadata(model, x)

@@ -66,7 +66,7 @@ def test_numbers_are_bytes_and_seconds_of_the_measured_steps():
     assert (data["info"]["steps"], data["info"]["warmup_steps"]) == (2, 1)
 
 
-def test_what_was_not_measured_is_null():
+def test_missing_measurements_are_null():
     spare = json.loads(to_json(made_up()) or "")["Net"]["children"]["spare"]["info"]
     assert spare["forward_latency"] is None
     assert spare["forward_nan"] is None

@@ -224,7 +224,7 @@ def test_a_failing_checker_is_switched_off(monkeypatch):
         def finish(self, label_of):
             pass
 
-    monkeypatch.setattr(profile_module, "make_checker", lambda *arguments: Failing())
+    monkeypatch.setattr(profile_module, "HealthChecker", lambda *arguments: Failing())
     plain, _ = train(MLP(), torch.rand(6, 4))
     torch.manual_seed(0)
     losses, p = train(MLP(), torch.rand(6, 4), check="nonfinite")
@@ -236,7 +236,7 @@ def test_a_failing_checker_is_switched_off(monkeypatch):
 
 
 @pytest.mark.parametrize("level", ["module", "operation"])
-def test_an_exception_of_the_model_goes_through_and_what_there_was_is_kept(level):
+def test_an_exception_of_the_model_goes_through_and_the_measurements_are_kept(level):
     def forward(self, x):
         y = self.first(x)
         if x.sum() < 0:
@@ -404,7 +404,7 @@ def test_two_profiles_in_two_threads_that_end_in_either_order_leave_torch_as_it_
     assert profiler.key_averages()
 
 
-def test_backward_nodes_that_another_thread_made_are_charged_to_nobody():
+def test_backward_nodes_of_another_thread_are_charged_to_no_module():
     """Each thread numbers its nodes from 0: the numbers of one thread's mean other operations in
     the other.
     """
@@ -455,7 +455,7 @@ def test_backward_passes_that_only_meet_at_the_parameters_are_not_the_models(by)
 
 
 @pytest.mark.parametrize("level", ["module", "operation"])
-def test_a_backward_pass_of_another_thread_through_what_made_the_input_is_not_the_models(level):
+def test_a_backward_pass_of_another_thread_through_the_source_of_the_input_is_not_the_models(level):
     """Its nodes have the numbers that those of the model have in this thread."""
     made = []
 
@@ -486,7 +486,7 @@ def test_a_backward_pass_of_another_thread_through_what_made_the_input_is_not_th
 
 
 @pytest.mark.parametrize("level", ["module", "operation"])
-def test_a_model_that_computes_in_threads_of_its_own_is_told_and_has_no_flops(level):
+def test_a_model_that_computes_in_threads_of_its_own_is_a_problem_and_has_no_flops(level):
     def forward(self, x):
         found = []
         thread = threading.Thread(target=lambda: found.append(self.a(x)))
@@ -585,7 +585,9 @@ def test_checkpointed_parts_are_measured_once_with_their_backward(use_reentrant)
 @pytest.mark.parametrize(
     "options", [{"skip": 1, "measure": 1, "every": 2}, {"max_steps": 2}], ids=str
 )
-def test_what_a_step_that_is_not_measured_runs_again_is_nobodys(options, use_reentrant, is_whole):
+def test_a_checkpoint_of_an_unmeasured_step_is_charged_to_no_module(
+    options, use_reentrant, is_whole
+):
     def forward(self, x):
         return self.last(
             self.block(x) if is_whole else checkpoint(self.block, x, use_reentrant=use_reentrant)
@@ -678,7 +680,7 @@ def test_a_compiled_model_stays_compiled(in_place):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_part_that_is_compiled_meanwhile_is_measured_and_told(in_place):
+def test_a_part_that_is_compiled_meanwhile_is_measured_and_a_problem(in_place):
     torch._dynamo.reset()  # as above
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     x = torch.rand(2, 4)
@@ -714,7 +716,7 @@ def test_a_part_that_is_compiled_meanwhile_is_measured_and_told(in_place):
     ids=["meta", "sparse", "subclass", "complex", "empty", "nested"],
 )
 @pytest.mark.parametrize("options", [{}, {"check": "health"}], ids=str)
-def test_tensors_of_every_kind_can_be_looked_at(x, options):
+def test_tensors_of_every_kind_are_checked(x, options):
     model: nn.Module = Model(lambda self, x: self.inner(x), inner=Model(lambda self, x: x * 2))
     if x.is_meta:
         model = nn.Sequential(nn.Linear(4, 4, device="meta"))
@@ -791,7 +793,7 @@ def test_a_profile_of_nothing_says_so():
     str(p)
 
 
-def test_a_loop_that_ends_before_the_schedule_begins_is_told_so():
+def test_a_loop_that_ends_before_the_schedule_begins_is_a_problem():
     model = MLP()
     with tl.profile(model, skip=50) as p:
         for _ in range(3):

@@ -61,7 +61,7 @@ def test_a_schedule_says_which_steps_are_measured(options, positions, warmup):
         ({"skip": -1}, "skip must be at least 0, got -1"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_told(options, message):
+def test_an_impossible_schedule_raises(options, message):
     with pytest.raises(ValueError, match=message):
         tl.profile(MLP(), **options)
     with pytest.raises(ValueError, match="with inputs, use warmup and repeats"):
@@ -78,7 +78,7 @@ def mixed():
     return p
 
 
-def test_training_and_evaluation_are_told_apart():
+def test_training_and_evaluation_are_separate_kinds():
     p = mixed()
     assert [(step.phase, step.has_grad, step.input_shapes) for step in p.steps] == [
         ("training", True, ((2, 4),)), ("evaluation", False, ((6, 4),)),
@@ -122,7 +122,7 @@ def test_an_overlay_is_of_one_kind_of_steps():
     assert p.overlay("flops_backward")["fc1"] == 80  # its input needs no gradient
 
 
-def test_few_shapes_are_told_apart_and_many_are_not():
+def test_few_shapes_are_separate_kinds_and_many_are_not():
     def lengths(*sizes):
         model = MLP()
         with tl.profile(model) as p:
@@ -182,7 +182,7 @@ def seconds_of(*outside_spans: tuple[str, int, int]) -> list[float | None]:
     ]
 
 
-def test_what_runs_inside_something_else_counts_once():
+def test_overlapping_spans_count_once():
     checkpoints = (
         ("backward", 30, 40),
         ("backward", 41, 51),
@@ -264,7 +264,7 @@ def test_two_threads_that_end_in_either_order_leave_torch_as_it_was():
         assert now == hooks
 
 
-def test_a_container_that_is_not_called_has_the_sum_of_what_is_in_it():
+def test_a_container_that_is_not_called_has_the_sum_of_its_modules():
     model = Model(
         lambda self, x: self.parts[1](self.parts[0](x)),
         parts=nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]),
@@ -286,7 +286,7 @@ def test_a_container_that_is_not_called_has_the_sum_of_what_is_in_it():
     )  # 'own' and 'peak' come with 'fwd' and 'bwd', twice each
 
 
-def test_types_of_modules_are_added_up_without_what_is_inside():
+def test_types_of_modules_are_added_up_without_the_modules_inside():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     with tl.profile(model) as p:
         model(torch.rand(2, 4))

@@ -62,7 +62,7 @@ def test_depth_limits_the_tree():
     assert first_words(str(summary(made_up()))) == ["Net", "stem", "conv", "act", "head", "spare"]
 
 
-def test_a_large_model_is_cut_to_what_fits_and_says_so():
+def test_the_table_of_a_large_model_is_cut_with_a_note():
     inner = [module(f"blocks.{number}", "Block", [], []) for number in range(100)]
     root = module("", "Big", [], [module("blocks", "ModuleList", [], inner)])
     text = str(summary(made_up(root=root)))
@@ -77,7 +77,7 @@ def test_sorting_lists_full_addresses_with_the_most_first():
     assert first_words(str(summary(made_up(), sort_by="peak_bytes", limit=2))) == ["Net", "stem"]
 
 
-def test_what_is_sorted_by_is_always_shown():
+def test_the_column_that_is_sorted_by_is_always_shown():
     assert "memory added in backward" in str(
         summary(made_up(), sort_by="added_bytes_backward", width=60)
     )
@@ -88,7 +88,7 @@ def test_numbers_are_medians_of_the_measured_steps_and_warm_up_is_left_out():
     assert "625 µs" in row  # of 0.5 and 0.75 ms, not of the 50 ms of the first step
 
 
-def test_the_table_says_what_was_not_measured():
+def test_the_table_notes_missing_measurements():
     text = str(summary(made_up(steps=[], flops_not_counted={"fft": 1})))
     assert "The model was not called, so nothing was measured." in text
     text = str(summary(made_up(flops_not_counted={"fft": 2, "svd": 5}), width=120))
@@ -138,7 +138,7 @@ def test_the_table_names_the_modules_that_have_several_rows(level):
         assert len(names) == is_noted, model
 
 
-def test_the_table_says_that_flops_are_without_what_checkpointing_runs_again():
+def test_the_table_notes_that_flops_leave_out_checkpointing():
     note = "What checkpointing ran again is in the backward time and in no FLOPs."
     once = made_up()
     assert note not in str(summary(once))
@@ -157,7 +157,7 @@ def test_the_table_says_that_flops_are_without_what_checkpointing_runs_again():
         ({"by": "operation"}, "level='operation'"),
     ],
 )
-def test_a_bad_option_says_what_is_accepted(options: dict[str, Any], words: str):
+def test_the_error_for_a_bad_option_lists_the_accepted_values(options: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         summary(made_up(), **options)
 
@@ -204,7 +204,7 @@ def blocks_of() -> Measurements:
 @pytest.mark.parametrize(
     ("times", "seconds"), [("typical", "10.0 ms"), ("minimum", "10.0 ms"), ("p95", "10.0 ms")]
 )
-def test_a_container_has_the_sum_of_what_is_in_it_in_each_step(times: Any, seconds: str):
+def test_a_container_has_the_sum_of_its_modules_in_each_step(times: Any, seconds: str):
     row = listed(str(summary(blocks_of(), width=160, times=times)), "blocks")
     assert (
         row["forward"] == seconds
@@ -255,7 +255,7 @@ def test_every_table_shows_the_times_that_were_asked_for(by: Any):
     assert found == {"typical": "7.50 ms", "minimum": "6.00 ms", "p95": "8.85 ms"}
 
 
-def test_what_is_outside_the_model_is_told_of_the_steps_that_the_rows_are_of():
+def test_times_outside_the_model_are_of_the_same_steps_as_the_rows():
     """A step whose forward pass was quick and whose backward pass was slow is typical for neither
     or for both.
     """
@@ -348,7 +348,7 @@ def test_the_own_times_of_a_type_are_those_it_shows_anyway(word: Any):
 
 
 @pytest.mark.parametrize("word", ["params", "calls", "saved_bytes", "peak_bytes_backward"])
-def test_operations_are_not_sorted_by_what_they_do_not_have(word: Any):
+def test_operations_are_not_sorted_by_a_quantity_of_modules(word: Any):
     measurements = made_up(level="operation", operations=operations())
     with pytest.raises(
         ValueError,

@@ -88,7 +88,7 @@ def test_hooks_of_the_profile_are_in_no_time_of_a_light_step(clock, monkeypatch,
     monkeypatch.setattr(model_watcher, "named_tensors", clock.slow(trees.named_tensors, 50.0))
     storages = allocators.saved_storages
     monkeypatch.setattr(model_watcher, "saved_storages", clock.slow(storages, 30.0))
-    monkeypatch.setattr(checks.Checks, "_show", clock.slow(checks.Checks._show, 20.0))
+    monkeypatch.setattr(checks.Checks, "_run", clock.slow(checks.Checks._run, 20.0))
     with tl.profile(model, **options) as p:
         for _ in range(4):
             model(torch.rand(2, requires_grad=True)).sum().backward()
@@ -126,7 +126,7 @@ def test_without_a_light_step_the_table_says_that_times_contain_the_measuring():
     assert "Times contain" not in str(p)
 
 
-def test_backward_times_leave_out_what_looking_takes(clock, monkeypatch):
+def test_backward_times_leave_out_the_time_of_checks(clock, monkeypatch):
     class Slow(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, seconds):
@@ -143,7 +143,7 @@ def test_backward_times_leave_out_what_looking_takes(clock, monkeypatch):
         first=Model(lambda self, x: Slow.apply(x, 2.0)),
         second=Model(lambda self, x: Slow.apply(Slow.apply(x, 1.0), 4.0)),
     )
-    monkeypatch.setattr(checks.Checks, "_show", clock.slow(checks.Checks._show, 20.0))
+    monkeypatch.setattr(checks.Checks, "_run", clock.slow(checks.Checks._run, 20.0))
     monkeypatch.setattr(checks, "has_nonfinite", clock.slow(has_nonfinite, 10.0))
     choices: list[Any] = [{}, {"check": "health"}]
     for options in choices:

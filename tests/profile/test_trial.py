@@ -102,7 +102,7 @@ def test_weights_stay_even_if_hooks_step_an_optimizer_or_forward_writes_to_them(
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_what_modules_keep_as_plain_attributes_is_put_back_too():
+def test_plain_attributes_of_modules_are_restored():
     def forward(self, x):
         self.num_calls += 1
         self.cache.append(x)

@@ -10,9 +10,9 @@ from torchlens._health.checking import Inputs, Place
 from torchlens._health.finding import Finding
 from torchlens._health.tensor_statistics import has_numbers
 
-# Those that give exactly zero for a whole range of inputs.
+# Activations that are exactly zero for a whole range of inputs.
 ZEROING = frozenset({"relu", "relu6", "threshold", "hardswish"})
-# Those with limits, and the limits.
+# Activations with limits, and the limits.
 BOUNDED: dict[str, tuple[float, float]] = {
     "sigmoid": (0.0, 1.0),
     "hardsigmoid": (0.0, 1.0),
@@ -20,7 +20,7 @@ BOUNDED: dict[str, tuple[float, float]] = {
     "hardtanh": (-1.0, 1.0),
     "softmax": (0.0, 1.0),
 }
-# How many numbers of a tensor are looked at for saturation.
+# How many numbers of a tensor are checked for saturation.
 _SAMPLE = 4096
 # Autograd's nodes after which the units are the second dimension of three, and the last of four.
 _CHANNELS_FIRST = ("Convolution", "BatchNorm", "GroupNorm", "InstanceNorm")
@@ -36,8 +36,8 @@ _SATURATION_ADVICE = (
     "it, help."
 )
 _SOFTMAX_ADVICE = (
-    "One takes all, and hardly any gradient comes through. Fine for a classifier that is sure; in "
-    "attention, scale the scores down."
+    "One value takes all, and hardly any gradient comes through. That is fine in a confident "
+    "classifier; in attention, scale the scores down."
 )
 
 
@@ -49,7 +49,7 @@ def activation_kind(name: str) -> str:
 def dead_units(
     where: str, module: str, share: float, limits: Mapping[str, float], text: str
 ) -> list[Finding]:
-    """A finding if a large share of the units gives nothing but zero."""
+    """A finding if a large share of the units is always zero."""
     if not share >= limits["dead_share"]:
         return []
     return [
@@ -90,7 +90,7 @@ def saturation(
 
 @dataclass(slots=True)
 class Activity:
-    """What was seen of one activation over the steps."""
+    """The statistics of one activation over the steps."""
 
     place: Place
     kind: str  # the activation's name in lower case, without underscores
@@ -165,30 +165,34 @@ class ActivationStatistics:
         self, activity: Activity, kind: str, tensor: torch.Tensor, inputs: Inputs
     ) -> None:
         low, high = BOUNDED[kind]
-        args, kwargs = inputs.args, inputs.kwargs
+        kwargs = inputs.kwargs or {}
+        if kind == "softmax":
+            self._add_certainty(activity, tensor, inputs.args, kwargs)
+            return
         if kind == "hardtanh":
             if activity.place.entry is None:  # of a module, the limits are not known
                 return
-            low, high = _limits(args, kwargs or {}, low, high)
-        elif kind == "softmax":
-            dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim", -1)
-            if not isinstance(dim, int) or tensor.dim() == 0 or tensor.shape[dim] < 2:
-                return
-            tensor = tensor.amax(dim)  # saturated where one takes all
-            low = float("-inf")
+            low, high = _limits(inputs.args, kwargs, low, high)
         sample = _sample(tensor)
-        margin = self._margin * (high - max(low, 0.0 if kind == "softmax" else low))
-        at_limits = sample >= high - margin
-        if low != float("-inf"):
-            at_limits = at_limits.logical_or_(sample <= low + margin)
+        margin = self._margin * (high - low)
+        at_limits = (sample >= high - margin).logical_or_(sample <= low + margin)
         activity.num_sampled += sample.numel()
         activity.num_at_limits += int(at_limits.sum())
 
+    def _add_certainty(
+        self, activity: Activity, tensor: torch.Tensor, args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        """A softmax is saturated where one value takes all: its maxima are counted."""
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+        if not isinstance(dim, int) or tensor.dim() == 0 or tensor.shape[dim] < 2:
+            return
+        sample = _sample(tensor.amax(dim))
+        activity.num_sampled += sample.numel()
+        activity.num_at_limits += int((sample >= 1.0 - self._margin).sum())
+
 
 def _add_living(activity: Activity, tensor: torch.Tensor) -> None:
-    """Which units are not zero somewhere. Few numbers tell for most units; the others are looked at
-    in full.
-    """
+    """Updates which units have ever given something other than zero."""
     axis = _unit_axis(tensor)
     if axis is None or not activity.is_comparable:
         return
@@ -201,19 +205,23 @@ def _add_living(activity: Activity, tensor: torch.Tensor) -> None:
         return
     if activity.num_alive == num_units:
         return
+    activity.alive = _living(tensor, axis, activity.alive)
+    activity.num_alive = int(activity.alive.sum())
+
+
+def _living(tensor: torch.Tensor, axis: int, known: torch.Tensor) -> torch.Tensor:
+    """Which units along `axis` are not zero somewhere, or are `known` not to be.
+
+    The first sample of a batch shows it for most units; only the others are read in full.
+    """
     others = [dim for dim in range(tensor.dim()) if dim != axis]
-    first = tensor.narrow(others[0], 0, 1) if others[0] == 0 else tensor
-    living = (
-        (first != 0).any(dim=others).cpu().logical_or_(activity.alive)
-        if others
-        else (first != 0).cpu()
-    )
+    first = tensor.narrow(0, 0, 1) if others[0] == 0 else tensor
+    living = (first != 0).any(dim=others).cpu().logical_or_(known)
     doubtful = (~living).nonzero().flatten()
     if doubtful.numel():
         rest = tensor.index_select(axis, doubtful.to(tensor.device))
         living[doubtful] = (rest != 0).any(dim=others).cpu()
-    activity.alive = living
-    activity.num_alive = int(living.sum())
+    return living
 
 
 def _unit_axis(tensor: torch.Tensor) -> int | None:
@@ -230,13 +238,10 @@ def _unit_axis(tensor: torch.Tensor) -> int | None:
 
 
 def _maker(tensor: torch.Tensor) -> str:
-    """The name of autograd's node of what the activation was applied to; nothing where gradients
-    are off.
-    """
+    """The name of the autograd node of the activation's input; '' if gradients are off."""
     node = tensor.grad_fn
-    for _ in range(
-        2
-    ):  # the activation's own, then, after a linear layer of three dimensions, a view
+    # The activation's own node, then, after a linear layer of three dimensions, a view.
+    for _ in range(2):
         if node is None or not node.next_functions:
             return ""
         node = node.next_functions[0][0]

@@ -11,50 +11,39 @@ from torchlens._health.checking import Checking, GradientSources, Inputs, Place
 from torchlens._health.live_nonfinite import NonFiniteFindings
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
-from torchlens._text.error_wording import check_choice
-
-CHECKS = ("nonfinite", "health")
-
-
-def make_checker(
-    check: str,
-    stop: bool = False,
-    thresholds: Mapping[str, Any] | None = None,
-    sees_modules_alone: bool = False,
-) -> "HealthChecker":
-    """The checker for `check=`: 'nonfinite' finds NaN and Inf, 'health' also checks activations
-    and gradients.
-    """
-    check_choice("check", check, CHECKS)
-    return HealthChecker(
-        stop, checked_thresholds(thresholds), check == "health", sees_modules_alone
-    )
 
 
 class HealthChecker:
-    """A Checker. Its results are read when measuring is over."""
+    """Checks values and gradients during the steps of a profile; its results are read afterwards.
+
+    `check='nonfinite'` finds NaN and Inf, `check='health'` also gathers the statistics of
+    activations and gradients. The methods `on_...` are called with gradient recording off, and
+    hidden from the log; they change nothing and keep no tensor. NonFiniteError propagates to the
+    user and so stops the training; any other exception ends checking and becomes a problem.
+    """
 
     def __init__(
         self,
-        stop: bool,
-        thresholds: Mapping[str, float],
-        is_full: bool,
+        check: str,
+        stop: bool = False,
+        thresholds: Mapping[str, Any] | None = None,
         sees_modules_alone: bool = False,
     ) -> None:
-        self.is_full = is_full
+        self.is_full = check == "health"
         # Parameter address → the norm of its gradient, for each that arrived.
         self.gradient_norms: dict[str, list[float]] = {}
         # Parameter address → the norm it had when its first gradient arrived.
         self.parameter_norms: dict[str, float] = {}
         self._origins = NonFiniteFindings(stop, sees_modules_alone)
-        self._activations = ActivationStatistics(thresholds["saturation_margin"])
-        self._is_everything = True  # whether everything is checked in the step that has begun last
+        margin = checked_thresholds(thresholds)["saturation_margin"]
+        self._activations = ActivationStatistics(margin)
+        self._is_everything = True  # whether everything is checked in the current step
         self._labels: dict[tuple[int, int], str | None] = {}  # of activations, by step and entry
 
     @property
     def first_nonfinite(self) -> NonFinite | None:
-        """The first operation that made a NaN or an Inf; one of which nothing came only if there is
-        no other.
+        """The first operation that made a NaN or Inf that reached an output or a gradient; if there
+        is none, the first that made any.
         """
         found = [(record, is_lasting) for record, is_lasting in self.nonfinite if record.is_certain]
         return next(
@@ -63,10 +52,10 @@ class HealthChecker:
 
     @property
     def nonfinite(self) -> list[tuple[NonFinite, bool]]:
-        """All operations that did, each once, and whether it came through to an output or a
+        """All operations that made NaN or Inf, each once, and whether it reached an output or a
         gradient.
         """
-        return self._origins.told()
+        return self._origins.reported()
 
     def activities(self) -> list[tuple[str, Activity]]:
         """The statistics of each activation, by its label; without a log, by the module's
@@ -88,24 +77,40 @@ class HealthChecker:
     # ---------------------------------------------------------------------------------------------
 
     def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
+        """A step begins. If `checking` is NOTHING, no other method is called during the step.
+
+        `has_grad`: autograd records. `has_stepped`: an optimizer made a step since the last step.
+        """
         self._is_everything = checking is Checking.EVERYTHING
         self._origins.on_step(step, checking, has_grad, has_stepped)
 
     def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+        """An input, buffer or output of a model (only inputs if it is not logged); `node` is the
+        entry of an output.
+        """
         self._origins.on_boundary(place, tensor, node)
 
     def on_entered(self, place: Place, inputs: Inputs) -> None:
+        """Before a module whose operations are not checked: the model, and any module once a value
+        was not finite.
+        """
         self._origins.on_entered(place, inputs)
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+        """After an operation (at module level: a module) made `tensor` from `inputs`.
+
+        With `Checking.NONFINITE`, it is called for inner modules only if a result is not finite.
+        """
         self._origins.on_value(place, tensor, inputs)
         if self.is_full and self._is_everything:
             self._activations.on_value(place, tensor, inputs)
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
+        """After the backward of an operation made the gradient of one of its arguments."""
         self._origins.on_gradient(place, gradient, made_of)
 
     def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """A backward pass gives a parameter a gradient: that of this pass alone."""
         if not self.is_full or place.parameter is None:
             return
         self.gradient_norms.setdefault(place.parameter, []).append(_norm(gradient))
@@ -113,6 +118,7 @@ class HealthChecker:
             self.parameter_norms[place.parameter] = _norm(parameter)
 
     def finish(self, label_of: Callable[[int, int], str | None]) -> None:
+        """Measuring is over. `label_of(step, entry)` returns layer labels."""
         places = [activity.place for activity in self._activations.activities()]
         self._labels = {
             (place.step, place.entry): label_of(place.step, place.entry)

@@ -1,11 +1,11 @@
-"""The interface of a checker of values and gradients: the place of each value, and the inputs it
-was computed from.
+"""What a checker is given with each value and gradient: the place, and the inputs it was computed
+from.
 """
 
 from collections.abc import Callable
 from enum import Enum
 from types import CodeType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,9 +16,7 @@ class Checking(Enum):
     """What is checked in a step."""
 
     NOTHING = 0
-    NONFINITE = (
-        1  # what modules return and gradients, for NaN and Inf alone: operations are not seen
-    )
+    NONFINITE = 1  # the results of modules and gradients, only for NaN and Inf
     EVERYTHING = 2
 
 
@@ -84,9 +82,8 @@ class Inputs(NamedTuple):
     references: Any = ()  # of an operation: which entries the tensors are, as in Recording
     first: int | None = None  # of an operation: the entry of the first tensor that it made
     parameter_address: Callable[[torch.Tensor], str | None] = _no_address
-    held: Callable[[], list[Held]] = (
-        list  # of a module: the parameters and buffers that it may read
-    )
+    # of a module: the parameters and buffers that it may read
+    held: Callable[[], list[Held]] = list
     caller: Caller | None = None  # of a module: None if it was called from outside
 
 
@@ -96,47 +93,3 @@ class GradientSources(NamedTuple):
     arrived: tuple[Any, ...]  # the gradients that the node was given
     read: Callable[[], list[int]] = list  # the entries that the operation read
     has_inner: bool = False  # whether other nodes ran inside, as with a checkpoint
-
-
-class Checker(Protocol):
-    """Checks values and gradients while they exist.
-
-    Called with gradient recording off, and hidden from the log. It must change nothing and keep
-    no tensor. NonFiniteError goes through to the user and so stops the training; any other
-    exception switches the checker off and becomes a problem.
-    """
-
-    def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
-        """A step begins. If `checking` is NOTHING, no other method is called during the step.
-
-        `has_grad` says whether autograd records, `has_stepped` whether an optimizer made a step
-        since the last began.
-        """
-
-    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
-        """An input, buffer or output of a model (inputs alone if it is not logged); `node` is the
-        entry of an output.
-        """
-
-    def on_entered(self, place: Place, inputs: Inputs) -> None:
-        """Before a module runs whose operations are not seen: the model, and any once something was
-        not finite.
-        """
-
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
-        """After an operation (at module level: a module) made `tensor` out of `inputs`.
-
-        Where NONFINITE is checked, of modules that the model calls only if something that they
-        return is not finite.
-        """
-
-    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
-        """After the backward of an operation made the gradient of one of its arguments."""
-
-    def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """When a backward pass gives a parameter its gradient (this pass' own, before it is added
-        to `.grad`).
-        """
-
-    def finish(self, label_of: Callable[[int, int], str | None]) -> None:
-        """Measuring is over. `label_of(step, entry)` returns layer labels."""

@@ -1,6 +1,6 @@
 """Findings over the steps of a run: when each begins to hold, and when it is over."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from torchlens._health.finding import Finding, RunFinding
@@ -48,8 +48,8 @@ class Episodes:
     def after_step(
         self, step: int, findings: Iterable[Finding], seen: Mapping[str, set[str]]
     ) -> list[RunFinding]:
-        """What begins or ends with a step. `seen` has the kinds of series that the step recorded of
-        each module.
+        """The findings that begin or end with a step. `seen`: module → the kinds of series that the
+        step recorded of it.
         """
         now = {
             (finding.kind, "" if finding.kind in _OF_MODEL else finding.where): finding
@@ -60,6 +60,13 @@ class Episodes:
             if self._begins(key, finding):
                 begun.setdefault(finding.kind, []).append(finding)
         found = [RunFinding(step, _as_one(group)) for group in begun.values()]
+        ended = self._end(now.keys(), seen)
+        return found + [RunFinding(step, finding, is_over=True) for finding in ended]
+
+    def _end(self, now: Collection[_Key], seen: Mapping[str, set[str]]) -> list[Finding]:
+        """Ends what does not hold now although the step recorded what would show it; returns the
+        findings that had begun.
+        """
         ended = [
             key
             for key, (_, module) in self._in_a_row.items()
@@ -67,9 +74,7 @@ class Episodes:
         ]
         for key in ended:
             del self._in_a_row[key]
-            if key in self._begun:
-                found.append(RunFinding(step, self._begun.pop(key), is_over=True))
-        return found
+        return [self._begun.pop(key) for key in ended if key in self._begun]
 
     def _begins(self, key: _Key, finding: Finding) -> bool:
         count = self._in_a_row.get(key, (0, ""))[0] + 1

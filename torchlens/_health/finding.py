@@ -98,7 +98,7 @@ class Findings(list[Finding]):
 
     def __init__(self, found: Iterable[Finding], notes: Iterable[str] = ()) -> None:
         super().__init__(sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity)))
-        self.notes = list(notes)  # what was not looked at
+        self.notes = list(notes)  # what was not checked
 
     def __str__(self) -> str:
         width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))

@@ -1,13 +1,14 @@
 """Finding the first operation that made a NaN or an Inf, in the saved values and then in the
 gradients.
 
-The rules are those of `torchlens._health.nonfinite`. What does not go on to an output (`where` puts
-something else in its place) is told only if there is nothing worse.
+The rules are those of `torchlens._health.nonfinite`. A value that reaches no output (because
+`where` replaces it) is reported only if there is nothing worse.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import filterfalse
 from typing import NamedTuple
 
 import torch
@@ -35,8 +36,8 @@ class _Coverage(NamedTuple):
 
 
 def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
-    """The first operation whose result, or else whose gradient, is not finite though what it was
-    given is.
+    """The first operation whose result, or else whose gradient, is not finite although its inputs
+    are.
     """
     coverage = _coverage(log)
     origins = _value_origins(log, include_constants)
@@ -51,7 +52,7 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
 
 
 def _coverage(log: Log) -> _Coverage:
-    """What can be checked; raises if that is nothing."""
+    """Which entries can be checked; raises if there are none."""
     entries = range(len(log.graph.recorded))
     if not any(map(log.is_saved, entries)):
         raise ValueError(
@@ -59,8 +60,8 @@ def _coverage(log: Log) -> _Coverage:
             "layers_to_save='all'."
         )
     numbers = [entry for entry in entries if _is_number(log, entry)]
-    saved = [entry for entry in numbers if log.is_saved(entry)]
-    unsaved = [entry for entry in numbers if not log.is_saved(entry)]
+    saved = list(filter(log.is_saved, numbers))
+    unsaved = list(filterfalse(log.is_saved, numbers))
     valueless = log.valueless_entries()
     valueless = {entry: valueless[entry] for entry in numbers if entry in valueless}
     if saved and len(valueless) == len(saved):
@@ -91,7 +92,7 @@ def _warn_of_unchecked(coverage: _Coverage, num_entries: int) -> None:
         parts.append(f"{len(coverage.unsaved)} of {num_entries} entries are not saved")
     cure = " Log with layers_to_save='all' to check them too." if coverage.unsaved else ""
     warn_caller(
-        f"All saved tensors are finite, but {' and '.join(parts)} and were not looked at.{cure}"
+        f"All saved tensors are finite, but {' and '.join(parts)} and were not checked.{cure}"
     )
 
 
@@ -100,7 +101,7 @@ def _warn_of_unchecked(coverage: _Coverage, num_entries: int) -> None:
 
 
 def _value_origins(log: Log, include_constants: bool) -> Origins:
-    """What the rules say of the saved values, taken in order."""
+    """The saved values judged by the rules, in order."""
     origins = Origins(include_constants)
     for entry in range(len(log.graph.recorded)):
         row = log.row(entry)
@@ -163,8 +164,8 @@ def _of_origin(log: Log, origin: Origin) -> NonFinite:
 def _gradient_origin(log: Log, origins: Origins) -> NonFinite | None:
     """The operation whose backward made the first gradient that is not finite.
 
-    None if there is none, or if a value that the operation had read is to blame, of which `origins`
-    knows then.
+    None if there is none, or if a value that the operation read is to blame, which is then among
+    the `origins`.
     """
     gradients = log.recording.gradients
     if not isinstance(gradients, Gradients):
@@ -173,27 +174,42 @@ def _gradient_origin(log: Log, origins: Origins) -> NonFinite | None:
     entry_of = log.graph.entry_of
     for number in dict.fromkeys(number for _, number in gradients.arrivals if number in entry_of):
         entry = entry_of[number]
-        gradient = gradients[number]
-        if not is_finite(gradient):
-            readers = _readers(log, entry)
-            if any(origins.add_gradient(log.graph.parents[reader])[0] for reader in readers):
-                return None
-            return _sender(
-                log, entry, readers, value_range(f"gradient sent to {log.label(entry)}", gradient)
-            )
+        if not is_finite(gradients[number]):
+            return _origin_of_gradient(log, entry, gradients[number], origins)
         for param in log.graph.params[entry]:
             if param in of_params and not is_finite(of_params[param]):
-                if origins.add_gradient(log.graph.parents[entry])[0]:
-                    return None
-                name = f"gradient sent to parameter {log.recording.param_addresses[param]}"
-                inputs = [
-                    value_range("gradient received", gradient),
-                    *_ranges_of_values(log, log.graph.parents[entry]),
-                ]
-                return _finding(
-                    log, entry, "backward", value_range(name, of_params[param]), inputs, ""
-                )
+                sent = (param, of_params[param])
+                return _origin_of_parameter_gradient(log, entry, gradients[number], sent, origins)
     return None
+
+
+def _origin_of_gradient(
+    log: Log, entry: int, gradient: torch.Tensor, origins: Origins
+) -> NonFinite | None:
+    """The origin of the gradient of an entry; None if a value that its readers read is to blame."""
+    readers = _readers(log, entry)
+    if any(origins.add_gradient(log.graph.parents[reader])[0] for reader in readers):
+        return None
+    sent = value_range(f"gradient sent to {log.label(entry)}", gradient)
+    return _sender(log, entry, readers, sent)
+
+
+def _origin_of_parameter_gradient(
+    log: Log,
+    entry: int,
+    received: torch.Tensor,
+    sent: tuple[int, torch.Tensor],
+    origins: Origins,
+) -> NonFinite | None:
+    """The entry that `sent` a parameter, by its number, a gradient that is not finite; None if a
+    value that it read is to blame.
+    """
+    parents, (param, gradient) = log.graph.parents[entry], sent
+    if origins.add_gradient(parents)[0]:
+        return None
+    name = f"gradient sent to parameter {log.recording.param_addresses[param]}"
+    inputs = [value_range("gradient received", received), *_ranges_of_values(log, parents)]
+    return _finding(log, entry, "backward", value_range(name, gradient), inputs, "")
 
 
 def _readers(log: Log, entry: int) -> list[int]:

@@ -1,8 +1,7 @@
-"""Finds the first NaN and Inf while a model is measured, by the rules of
-`torchlens._health.nonfinite`.
+"""Finds the first NaN and Inf while a model runs, by the rules of `torchlens._health.nonfinite`.
 
-In a logged step, values are identified by their numbers in the recording. In other steps only
-modules are seen: the result of a module is then identified by the tensor, while it is alive.
+In a logged step, values are identified by their numbers in the recording. In other steps only the
+results of modules are checked; they are identified by the tensor while it is alive.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,42 +18,40 @@ from torchlens._health.tensor_statistics import ValueRange, has_nonfinite, value
 from torchlens.errors import NonFiniteError
 
 _MOST = 20
-_FINITE = -1  # a value that is
+_FINITE = -1  # the number of any finite value
 _INPUT = "an input of the model"
 _BUFFER = "a buffer"
-_OPTIMIZER = (
-    "An optimizer's step came after it: look at the learning rate, and at the gradients it was "
-    "given."
-)
-_NO_OPTIMIZER = "Look for what changed it since: it was no optimizer's step."
+_FROM_THE_START = "It was not finite when measuring began."
+_OPTIMIZER = "An optimizer step followed: check the learning rate and the gradients."
+_NO_OPTIMIZER = "Something other than an optimizer has changed it since."
 _FIXED = (
-    "Look for what changed it since: optimizers change neither buffers nor parameters without "
+    "Something has changed it since; optimizers change neither buffers nor parameters without "
     "gradients."
 )
 _UNSEEN = (
-    "This step was timed, so its operations were not seen; stop=True sees those of every step."
+    "This step was timed, so its operations were not checked; with stop=True, those of every step "
+    "are."
 )
 
 
 class NonFiniteFindings:
-    """Collects the origins of all steps, each once; consequences are not reported."""
+    """Collects the origins of all steps, each once, without consequences."""
 
     def __init__(self, stop: bool, sees_modules_alone: bool = False) -> None:
         self.found: list[tuple[Place, NonFinite]] = []
-        # Which of them came through to an output of the model, or to a gradient.
+        # Those (by position) that reached an output of the model or a gradient.
         self.lasting: set[int] = set()
-        # Which of them came up in a step whose operations were not seen: only the module is known.
+        # Those found in a step whose operations were not checked: only the module is known.
         self._unplaced: set[int] = set()
-        # Steps whose operations were not seen.
+        # Steps whose operations were not checked.
         self._timed: set[int] = set()
         self._sees_modules_alone = sees_modules_alone
         self._stop = stop
         self._step = _StepOrigins(-1)
-        # Steps whose backward pass may come yet, and in which something was not finite.
+        # Earlier steps with values that were not finite, whose backward pass may still run.
         self._earlier: dict[int, _StepOrigins] = {}
         self._has_grad = True
-        self._hint: str | None = None
-        self._hint_of_fixed: str | None = None
+        self._hint = self._hint_of_fixed = HINT
         self._last_checked = 0
 
     def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
@@ -66,21 +63,28 @@ class NonFiniteFindings:
         self._has_grad = has_grad
         if has_stepped:
             self._earlier.clear()
-        self._hint = self._hint_of_fixed = None
-        was_clean = self._step.step != step - 1 or self._step.rules.is_clean
-        if self._last_checked and self._last_checked == step - 1 and was_clean:
-            before = f"Step {step - 1} still computed with finite numbers."
-            self._hint = f"{before} {_OPTIMIZER if has_stepped else _NO_OPTIMIZER}"
-            self._hint_of_fixed = f"{before} {_FIXED if has_stepped else _NO_OPTIMIZER}"
-        elif step == 1:
-            self._hint = self._hint_of_fixed = "It was so when measuring began."
+        self._hint, self._hint_of_fixed = self._hints(step, has_stepped)
         self._last_checked = step
 
-    def told(self) -> list[tuple[NonFinite, bool]]:
-        """Each with whether it came through to an output or a gradient.
+    def _hints(self, step: int, has_stepped: bool) -> tuple[str, str]:
+        """What to say of parameters that are not finite when the step begins, and of buffers and
+        parameters that do not learn.
+        """
+        if step == 1:
+            return _FROM_THE_START, _FROM_THE_START
+        was_clean = self._step.step != step - 1 or self._step.rules.is_clean
+        if self._last_checked != step - 1 or not was_clean:
+            return HINT, HINT
+        before = f"All values of step {step - 1} were finite."
+        if not has_stepped:
+            return f"{before} {_NO_OPTIMIZER}", f"{before} {_NO_OPTIMIZER}"
+        return f"{before} {_OPTIMIZER}", f"{before} {_FIXED}"
 
-        What is known of a step whose operations were not seen is left out if another step tells of
-        operations: as a rule it is the same, seen from farther off.
+    def reported(self) -> list[tuple[NonFinite, bool]]:
+        """Each origin, with whether it reached an output or a gradient.
+
+        Origins from steps whose operations were not checked are left out if another step names an
+        operation, because as a rule that is the same origin.
         """
         is_placed = any(
             number in self.lasting and number not in self._unplaced
@@ -112,7 +116,7 @@ class NonFiniteFindings:
             name = (
                 f"an input of {place.address!r}" if place.address else _INPUT
             )  # of a part that is called by itself
-            self._tell(
+            self._report(
                 state, state.rules.add_source(node, name if is_input else _BUFFER, tensor, is_input)
             )
 
@@ -130,14 +134,14 @@ class NonFiniteFindings:
             )
             if origin is not None:
                 state.places.setdefault(place.entry, place)
-                self._tell(state, origin)
+                self._report(state, origin)
         elif has_nonfinite(tensor):
             self._on_module(state, place, tensor, inputs)
         elif inputs.caller is None:
             state.rules.add_output(_FINITE)
 
     def on_entered(self, place: Place, inputs: Inputs) -> None:
-        """Before a module whose operations are not seen: notes which of its inputs are not
+        """Before a module whose operations are not checked: notes which of its inputs are not
         finite.
         """
         state = self._step
@@ -171,7 +175,7 @@ class NonFiniteFindings:
             rules.hand_on(inner, node)
         else:
             constants = partial(numbers_in, (inputs.args, inputs.kwargs))
-            self._tell(
+            self._report(
                 state, rules.add_result(node, place.operation, tensor, lambda: given, constants)
             )
         if inputs.caller is None:
@@ -187,7 +191,7 @@ class NonFiniteFindings:
                 node = state.modules.add(None, tensor)
                 state.places[node] = caller.place
                 held = partial(_given_by_module, caller.held())
-                self._tell(
+                self._report(
                     state, state.rules.add_result(node, caller.place.operation, tensor, held, list)
                 )
 
@@ -195,8 +199,8 @@ class NonFiniteFindings:
     # ----------------------------------------------------------------------------------------------
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
-        """A gradient that is not finite although what arrived was; or the first that was not when
-        it arrived.
+        """Notes a gradient that is not finite although those it was computed from are, or the first
+        that arrived so.
 
         If the outputs were not finite, their gradients are a consequence.
         """
@@ -207,12 +211,12 @@ class NonFiniteFindings:
         is_from_outside = any(map(has_nonfinite, arrived))
         if self._is_gradient_known(state, is_from_outside, made_of.has_inner):
             return
-        state.is_gradient_told = True
+        state.has_reported_gradient = True
         if not is_from_outside:
             read = made_of.read() if place.entry is not None else state.known_of(place.call)
             is_known, origin = state.rules.add_gradient(read)
             if is_known:
-                self._tell(state, origin)
+                self._report(state, origin)
                 self._note_lasting(state)
                 return
         received = [
@@ -229,8 +233,8 @@ class NonFiniteFindings:
         )
 
     def _state_of(self, step: int) -> "_StepOrigins":
-        """The state of the step that a backward pass belongs to; of a clean step there may be none
-        yet.
+        """The state of the step that a backward pass belongs to; made now for a clean step without
+        one.
         """
         if step == self._step.step:
             return self._step
@@ -241,10 +245,10 @@ class NonFiniteFindings:
     def _is_gradient_known(
         self, state: "_StepOrigins", is_from_outside: bool, has_inner: bool
     ) -> bool:
-        """Whether a gradient is a consequence of what was found before."""
+        """Whether a gradient is a consequence of something found before."""
         if state.rules.is_output_broken:
             return True
-        if state.is_gradient_told and (is_from_outside or has_inner):
+        if state.has_reported_gradient and (is_from_outside or has_inner):
             return True
         # A loss may be made of several steps.
         steps = (self._step, *self._earlier.values())
@@ -267,15 +271,15 @@ class NonFiniteFindings:
         rules = PassOrigins(
             is_state_known=bool(self.lasting),
             sees_modules_alone=sees_modules_alone,
-            hint=self._hint or HINT,
-            hint_of_fixed=self._hint_of_fixed or HINT,
+            hint=self._hint,
+            hint_of_fixed=self._hint_of_fixed,
         )
         return _StepOrigins(step, rules, self._has_grad)
 
     def _end(self, state: "_StepOrigins") -> None:
-        """A step is over: what came through to its outputs is known now."""
+        """A step is over: notes which origins reached its outputs."""
         for origin in state.rules.add_suspected_outputs():
-            self._tell(state, origin, is_certain=False)
+            self._report(state, origin, is_certain=False)
         self._note_lasting(state)
 
     def _note_lasting(self, state: "_StepOrigins") -> None:
@@ -283,16 +287,18 @@ class NonFiniteFindings:
             state.numbers[number] for number in state.rules.lasting() if number in state.numbers
         )
 
-    def _tell(self, state: "_StepOrigins", origin: Origin | None, is_certain: bool = True) -> None:
+    def _report(
+        self, state: "_StepOrigins", origin: Origin | None, is_certain: bool = True
+    ) -> None:
         if origin is None:
             return
         place = state.places[origin.node]
-        # Noted first, as telling may stop the training.
+        # Noted first, because `_add` may stop the training.
         state.numbers[origin.number] = self._number(place)
         self._add(place, origin.result, origin.inputs, origin.note, is_certain=is_certain)
 
     def _number(self, place: Place) -> int:
-        """The number of the finding at a place, which may be known from an earlier step."""
+        """The number of the finding at a place, perhaps from an earlier step."""
         for number, (known, _) in enumerate(self.found):
             if (known.phase, *known[3:7]) == (
                 place.phase,
@@ -332,9 +338,7 @@ class NonFiniteFindings:
             raise NonFiniteError(str(record))
 
     def finish(self, label_of: Callable[[int, int], str | None]) -> None:
-        """Ends the last steps, which know tensors that are not to be kept or pickled; gives the
-        records their labels.
-        """
+        """Ends the last steps, which refer to tensors, and gives the records their labels."""
         for state in (*self._earlier.values(), self._step):
             self._end(state)
         self._earlier, self._step = {}, _StepOrigins(-1)
@@ -365,21 +369,21 @@ class _StepOrigins:
         self.returned: dict[
             int, int
         ] = {}  # by call of a module: the value that it returned, which is not finite
-        self.is_gradient_told = False
+        self.has_reported_gradient = False
 
     def known_of(self, call: int) -> list[int]:
-        """What a call was given and what it returned, as far as it is not finite.
+        """The values that a call was given or returned and that are not finite.
 
-        What it returned may be minus infinity: a mask hands on no gradient, so a gradient tells
-        that it was none.
+        A returned value may be minus infinity. If it has a gradient, it was not a mask, because a
+        mask passes none on.
         """
         returned = [self.returned[call]] if call in self.returned else []
         return [*self.read.get(call, ()), *returned]
 
 
 class _ModuleResults:
-    """What modules returned in a step that is not logged and was not finite: numbered, and known
-    while it lives.
+    """The results of modules that were not finite, in a step that is not logged: each has a number,
+    which is known while the tensor lives.
     """
 
     def __init__(self) -> None:
@@ -414,8 +418,8 @@ class _ModuleResults:
 
 
 def _given_by_reference(inputs: Inputs, result: torch.Tensor) -> list[Given]:
-    """What an operation was given, by the numbers that the recorder knows. What was written over is
-    there no more.
+    """The arguments of an operation, with their entry numbers. The value of an argument that the
+    operation has overwritten is None.
     """
     references = inputs.references
     found = []
@@ -444,8 +448,8 @@ def _given_by_module(held: list[Held]) -> list[Given]:
 
 
 def _located_tensors(inputs: Inputs) -> Iterator[tuple[Any, str, torch.Tensor]]:
-    """The tensors of numbers among the arguments: where the recorder's references have them, and
-    what to call them.
+    """The floating-point and complex tensors among the arguments: the location in the recorder's
+    references, a name, and the tensor.
     """
     for path, name, tensor in _tensors((), "argument ", inputs.args):
         yield path[0] if len(path) == 1 else path, name, tensor

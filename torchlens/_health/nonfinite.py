@@ -1,25 +1,24 @@
-"""The rules for NaN and Inf: which operation is to blame, what was intended, and what is a
+"""The rules for NaN and Inf: which operation made them, what was intended, and what is a
 consequence.
 
-- NaN is always a finding. Infinity is often meant: a constant among the arguments
-  (`masked_fill(mask, -inf)`), a mask that is an input, a buffer or an attribute. What was asked for
-  is no finding, nor is what merely hands it on.
-- A result that is not finite is a consequence if something that it was computed from was found
-  before. One finding, the first, is told of all that follows from it.
-- NaN made of infinity that was asked for is a finding: the operation that made it is to blame.
-- Infinity in the data (an input that is no mask) is blamed on the data: at once if it is +Inf,
-  otherwise as soon as NaN comes of it.
-- A number that the model's code read from a tensor (`.item()`) comes back as a constant: NaN, or
-  +Inf, among the arguments is a consequence if a tensor of one element was found to be so before.
-- A parameter or a tensor from elsewhere that was broken before is named by the first operation that
-  reads it. Other parameters that were broken, too, are the same finding: as a rule one optimizer
-  step broke them all.
-- A gradient is the fault of the operation whose backward made it of finite ones; unless the
-  operation had read a value that was found, or infinity in the data, which then is to blame. One
-  that was not finite when it arrived came from
-  outside: from the loss, or from a hook.
+- NaN is always a finding. Infinity is often intended: a constant among the arguments
+  (`masked_fill(mask, -inf)`), a mask that is an input, a buffer or an attribute. Intended infinity
+  is no finding, nor is an operation that only passes it on.
+- A result is a consequence if something that it was computed from is a finding. Only the first
+  operation is reported.
+- If an operation makes NaN from an intended infinity, that operation is the finding.
+- Infinity in the data (an input that is no mask) is a finding of the data: +Inf at once, -Inf as
+  soon as NaN results from it.
+- A number that the model's code reads from a tensor (`.item()`) comes back as a constant: NaN or
+  +Inf among the arguments is a consequence if a tensor of one element had that value before.
+- A parameter or a tensor from outside the pass that was not finite before is reported at the first
+  operation that reads it. Further parameters belong to the same finding, because as a rule one
+  optimizer step changed them all.
+- A gradient is a finding of the operation whose backward made it from finite ones, unless the
+  operation had read a value that is a finding, or infinity in the data. A gradient that arrived
+  so came from outside: from the loss, or from a hook.
 
-Values are told apart by their numbers in the recording, never by their memory, which is used again.
+Values are identified by their numbers in the recording, never by their memory, which is reused.
 """
 
 import math
@@ -41,21 +40,20 @@ from torchlens._recording.operation_kinds import SAME_NUMBERS, UNINITIALISED
 
 FROM_OUTSIDE = "It was made outside the model's operations: by the loss, or by a hook on a tensor."
 _BROKEN_BEFORE = "Not finite before: {names}. {hint}"
-HINT = "Look for what made it so, like an optimizer step with gradients that were not finite."
+HINT = "A likely cause is an optimizer step with gradients that were not finite."
 _MINUS_INFINITY = (
-    "Minus infinity is what a mask is made of, and the logarithm of 0: level='operation' tells "
-    "which it is."
+    "Minus infinity may be a mask or the logarithm of 0: level='operation' shows which."
 )
 _CONSTANT = "A constant among its arguments is NaN."
 _MASKED = (
-    "It was given Inf that was asked for, and made NaN of it. A row that is masked altogether "
-    "leaves nothing to choose from: skip such rows."
+    "It made NaN from an intended Inf. A row that is masked entirely has no value left: skip such "
+    "rows."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """An operation whose result has NaN or Inf that its inputs do not account for.
+    """An operation whose result has a NaN or Inf that its inputs do not explain.
 
     >>> print(history.first_nonfinite())
     """
@@ -68,10 +66,8 @@ class NonFinite:
     result: ValueRange
     inputs: tuple[ValueRange, ...]
     step: int | None = None  # of a profile
-    note: str = ""  # what else is to be said
-    num_unchecked: int = (
-        0  # entries that could not be looked at, as they are not saved or have no values
-    )
+    note: str = ""  # further explanation
+    num_unchecked: int = 0  # entries that could not be checked: not saved, or without values
     is_certain: bool = (
         True  # False: minus infinity, of which only the operations could tell whether it is meant
     )
@@ -89,15 +85,8 @@ class NonFinite:
 
     def __str__(self) -> str:
         what = "NaN" if self.num_nan else "Inf"
-        name = self.label or self.operation
-        kind = f" ({self.operation})" if self.label else ""
-        place = f", in module {self.module!r}" if self.module else ", in the model itself"
-        made = "it arrived at " if self.is_from_outside else "made by "
-        if self.operation in ("input", "buffer"):
-            made = kind = ""
-            place = f" of {self.module!r}" if self.module else ""
         step = "" if self.step is None else f" of step {self.step}"
-        lines = [f"{what} in the {self.phase} pass{step}: {made}{name}{kind}{place}"]
+        lines = [f"{what} in the {self.phase} pass{step}: {self._origin_text()}"]
         if self.source:
             lines.append(f"    called at {self.source}")
         lines.append(f"    {self.result}")
@@ -107,9 +96,19 @@ class NonFinite:
         if self.num_unchecked:
             lines.append(
                 f"    ({self.num_unchecked} entries are not saved, or have no values, and were not "
-                "looked at)"
+                "checked)"
             )
         return "\n".join(lines)
+
+    def _origin_text(self) -> str:
+        """`made by log_1_20 (log), in module 'entropy'`."""
+        if self.operation in ("input", "buffer"):
+            name = self.label or self.operation
+            return name + (f" of {self.module!r}" if self.module else "")
+        made = "it arrived at" if self.is_from_outside else "made by"
+        name = f"{self.label} ({self.operation})" if self.label else self.operation
+        place = f"in module {self.module!r}" if self.module else "in the model itself"
+        return f"{made} {name}, {place}"
 
 
 class Given(NamedTuple):
@@ -117,17 +116,17 @@ class Given(NamedTuple):
 
     node: (
         int | None
-    )  # its number: an entry's, or -1 - k for what is outside the log; None if it is not known
+    )  # its number: that of an entry, or -1 - k outside the log; None if it is not known
     name: str
     tensor: (
         torch.Tensor | None
-    )  # None if it is not there any more; with no number either, it is from elsewhere
+    )  # None if it does not exist any more; without a number either, it is from elsewhere
     is_parameter: bool = False
     is_buffer: bool = False
 
 
 class Origin(NamedTuple):
-    """Where NaN or Inf came up. `number` counts the origins of a pass."""
+    """A value in which NaN or Inf first occurred. `number` counts the origins of a pass."""
 
     number: int
     node: int
@@ -137,9 +136,9 @@ class Origin(NamedTuple):
 
 
 class _Why(Enum):
-    ASKED = "asked for"
-    SUSPECT = "minus infinity that may or may not be meant, of which nothing bad has come yet"
-    FOUND = "found, or a consequence of what was found"
+    ASKED = "intended"
+    SUSPECT = "minus infinity that may be intended, from which no NaN has resulted yet"
+    FOUND = "a finding, or a consequence of one"
 
 
 class _Cause(NamedTuple):
@@ -157,7 +156,7 @@ class _Source(NamedTuple):
 
 @dataclass(slots=True)
 class _Evidence:
-    """What the arguments of an operation that are not finite say of its result."""
+    """What is known about the arguments of an operation that are not finite."""
 
     whys: set[_Why] = field(default_factory=set)
     origins: set[int] = field(default_factory=set)
@@ -170,7 +169,7 @@ class _Evidence:
         return bool(self.origins) or _Why.FOUND in self.whys
 
     def add(self, cause: _Cause, suspect: _Source | None) -> None:
-        """An argument of which the pass knows why it is not finite."""
+        """Adds an argument with a known cause."""
         self.whys.add(cause.why)
         if cause.why is _Why.FOUND:
             self.origins |= cause.origins
@@ -188,13 +187,13 @@ def _is_learnable(given: Given) -> bool:
 
 
 class Origins:
-    """Finds the places of one pass where NaN and Inf come up, in the order in which they do.
+    """Finds the values of one pass in which NaN and Inf first occur, in order.
 
-    `is_state_known` says that broken parameters and buffers are a consequence of something that was
-    told before; `hint` is what to say of parameters that are not, `hint_of_fixed` of buffers and of
-    parameters that do not learn. With `sees_modules_alone`, what are called operations here are
-    whole modules: the minus infinity that one returns may be a mask or the logarithm of 0, which
-    only what comes of it tells.
+    `is_state_known`: broken parameters and buffers are a consequence of an earlier finding. `hint`
+    is the advice for parameters that were broken before, `hint_of_fixed` for buffers and parameters
+    that do not learn. With `sees_modules_alone`, the operations here are whole modules: minus
+    infinity that a module returns may be a mask or the logarithm of 0, and is a finding only if NaN
+    results from it.
     """
 
     def __init__(
@@ -217,8 +216,8 @@ class Origins:
         self._numbers: dict[
             str, _Cause
         ] = {}  # 'nan', 'inf' → why the last tensor of one element was so
-        self._broken_parameters: int | None = None  # the origin that tells of them
-        self._is_state_broken = False  # whether something came of broken state that is known
+        self._broken_parameters: int | None = None  # the origin that reports them
+        self._is_state_broken = False  # whether known broken state has had consequences
         self._in_gradients: set[int] = set()  # origins that made gradients that are not finite
 
     @property
@@ -244,7 +243,7 @@ class Origins:
             self._is_state_broken = True
             return None
         result = value_range(name, tensor)
-        note = f"It came in like this: {name}."
+        note = f"It was given to the model: {name}."
         if result.num_nan or self._include_constants:
             return self._add(node, result, (), note)
         if not is_input or _looks_like_mask(tensor, result):
@@ -265,9 +264,9 @@ class Origins:
         constants: Callable[[], Iterable[float]],
         first: int | None = None,
     ) -> Origin | None:
-        """An operation made `tensor`. What it was given is asked for only where that matters.
+        """An operation made `tensor`. `given` and `constants` are called only if needed.
 
-        If the operation makes several, `first` is the first of them: it is found once.
+        If the operation makes several tensors, `first` is the first of them: it is reported once.
         """
         if operation in SAME_NUMBERS and self.is_clean and not any(map(_is_from_outside, given())):
             return None
@@ -285,44 +284,85 @@ class Origins:
         constants: Callable[[], Iterable[float]],
         first: int | None,
     ) -> Origin | None:
-        """Tells whether a result that is not finite is new, a consequence, or asked for."""
-        if first is not None and (sibling := self._found_between(first, node)) is not None:
+        """Decides whether a result that is not finite is new, a consequence, or asked for."""
+        sibling = None if first is None else self._found_between(first, node)
+        if sibling is not None:
             self.hand_on(sibling, node)
             return None
-        everything = given()
+        everything, numbers = given(), list(constants())
         evidence = self._evidence(each for each in everything if self._is_bad(each))
         result = value_range("result", tensor)
         if evidence.broken:
             return self._blame_broken(node, result, everything, evidence)
-        if evidence.is_consequence:
-            self._causes[node] = _Cause(_Why.FOUND, frozenset(evidence.origins))
+        cause = self._known_cause(evidence, numbers)
+        if cause is not None:
+            self._causes[node] = cause
             return None
-        numbers = list(constants())
-        read = next((self._numbers[key] for key in map(str, numbers) if key in self._numbers), None)
-        if read is not None:
-            self._causes[node] = read
-            return None
-        is_minus_infinity = not (result.num_nan or has_plus_infinity(tensor))
-        if not self._include_constants:
-            is_unknown = any(each.node is None and each.tensor is None for each in everything)
-            if any(map(math.isinf, numbers)) or (is_unknown and is_minus_infinity):
-                evidence.whys.add(_Why.ASKED)
-        if evidence.whys and not result.num_nan:
-            self._hand_on_infinity(node, evidence)
-            return None
-        if result.num_nan and any(map(math.isnan, numbers)):
-            return self._add(node, result, everything, _CONSTANT)
-        if evidence.suspects:
-            return self._blame_source(node, evidence.suspects[0])
-        if self._sees_modules_alone and is_minus_infinity and not evidence.is_any_bad:
-            self._causes[node] = _Cause(_Why.SUSPECT)
-            self._suspects[node] = _Source(node, result, _MINUS_INFINITY)
-            return None
-        return self._add(node, result, everything, _MASKED if evidence.whys else "")
+        if self._is_asked_for(tensor, result, everything, numbers):
+            evidence.whys.add(_Why.ASKED)
+        if result.num_nan:
+            return self._judge_nan(node, result, everything, evidence, numbers)
+        return self._judge_infinity(node, tensor, result, everything, evidence)
 
     def _found_between(self, first: int, node: int) -> int | None:
         """An origin among the results that the same operation made before `node`."""
         return next((each.node for each in self.found if first <= each.node < node), None)
+
+    def _known_cause(self, evidence: _Evidence, numbers: Iterable[float]) -> _Cause | None:
+        """The cause of a result that follows from something found before; None if it is new."""
+        if evidence.is_consequence:
+            return _Cause(_Why.FOUND, frozenset(evidence.origins))
+        return next((self._numbers[key] for key in map(str, numbers) if key in self._numbers), None)
+
+    def _is_asked_for(
+        self,
+        tensor: torch.Tensor,
+        result: ValueRange,
+        given: Iterable[Given],
+        numbers: Iterable[float],
+    ) -> bool:
+        """Whether infinity is among the constants, or a tensor that is not known may be a mask."""
+        if self._include_constants:
+            return False
+        is_unknown = any(each.node is None and each.tensor is None for each in given)
+        is_mask = is_unknown and _is_minus_infinity(tensor, result)
+        return is_mask or any(map(math.isinf, numbers))
+
+    def _judge_nan(
+        self,
+        node: int,
+        result: ValueRange,
+        given: Sequence[Given],
+        evidence: _Evidence,
+        numbers: Iterable[float],
+    ) -> Origin:
+        """NaN is always a finding."""
+        if any(map(math.isnan, numbers)):
+            return self._add(node, result, given, _CONSTANT)
+        if evidence.suspects:
+            return self._blame_source(node, evidence.suspects[0])
+        return self._add(node, result, given, _MASKED if evidence.whys else "")
+
+    def _judge_infinity(
+        self,
+        node: int,
+        tensor: torch.Tensor,
+        result: ValueRange,
+        given: Sequence[Given],
+        evidence: _Evidence,
+    ) -> Origin | None:
+        """Infinity is a finding if no argument explains it; of a module, only if NaN comes of it or
+        it reaches an output.
+        """
+        if evidence.whys:
+            self._hand_on_infinity(node, evidence)
+            return None
+        is_minus_infinity = _is_minus_infinity(tensor, result)
+        if self._sees_modules_alone and is_minus_infinity and not evidence.is_any_bad:
+            self._causes[node] = _Cause(_Why.SUSPECT)
+            self._suspects[node] = _Source(node, result, _MINUS_INFINITY)
+            return None
+        return self._add(node, result, given, "")
 
     def _evidence(self, bad: Iterable[Given]) -> _Evidence:
         """What is known of the arguments that are not finite."""
@@ -341,13 +381,13 @@ class Origins:
             elif each.is_parameter:
                 self._add_parameter(evidence, each)
             elif not is_explained or self.found or self._is_state_broken:
-                # An explained one may well have become so with the result, as the running mean of
-                # a normalisation does.
+                # If the result is explained, this tensor may have changed together with it, like
+                # the running mean of a normalisation.
                 self._add_from_elsewhere(evidence, each)
         return evidence
 
     def _is_known_state(self, given: Given) -> bool:
-        """Whether it is a parameter or buffer whose being broken was reported before this pass."""
+        """Whether it is a broken parameter or buffer that was reported before this pass."""
         is_state = given.is_parameter or given.is_buffer
         return self._is_state_known and is_state and self._is_broken(given)
 
@@ -358,8 +398,8 @@ class Origins:
             evidence.origins.add(self._broken_parameters)
 
     def _add_from_elsewhere(self, evidence: _Evidence, given: Given) -> None:
-        """A tensor that no operation of the pass is known to have made: if something was found
-        before, it was as a rule written through another tensor.
+        """Adds a tensor that no known operation of the pass made. If there is a finding, the tensor
+        was, as a rule, written through another one.
         """
         if self.found:
             evidence.origins.add(self.found[-1].number)
@@ -376,7 +416,7 @@ class Origins:
     def _blame_broken(
         self, node: int, result: ValueRange, given: Sequence[Given], evidence: _Evidence
     ) -> Origin:
-        """The operation read parameters or tensors from elsewhere that were broken before."""
+        """Reports parameters, or tensors from elsewhere, that were broken before."""
         broken = evidence.broken
         names = ", ".join(each.name for each in broken)
         hint = self._hint if any(map(_is_learnable, broken)) else self._hint_of_fixed
@@ -387,17 +427,17 @@ class Origins:
         return origin
 
     def _hand_on_infinity(self, node: int, evidence: _Evidence) -> None:
-        """The result is infinite because an argument was, on purpose or perhaps on purpose."""
+        """The result is infinite because an argument is, which is or may be intended."""
         why = _Why.SUSPECT if _Why.SUSPECT in evidence.whys else _Why.ASKED
         self._causes[node] = _Cause(why)
         if evidence.suspects:
             self._suspects[node] = evidence.suspects[0]
 
     def add_gradient(self, read: Iterable[int]) -> tuple[bool, Origin | None]:
-        """The backward of an operation that had read these values made a gradient that is not
-        finite, of finite ones.
+        """The backward of an operation that read these values made a gradient that is not finite,
+        from finite ones.
 
-        Whether one of the values is to blame; and the origin, if it was not reported yet.
+        Returns whether one of the values is the cause, and its origin if it was not reported yet.
         """
         causes = [(node, self._causes[node]) for node in read if node in self._causes]
         found = [cause for _, cause in causes if cause.why is _Why.FOUND]
@@ -412,21 +452,21 @@ class Origins:
         return True, origin
 
     def hand_on(self, node: int, to: int) -> None:
-        """Value `to` is what `node` was."""
+        """Value `to` has the cause of `node`."""
         if node in self._causes:
             self._causes[to] = self._causes[node]
         if node in self._suspects:
             self._suspects[to] = self._suspects[node]
 
     def add_unseen(self, node: int, parents: Iterable[int]) -> None:
-        """A result without values to check: it may hand on what was found."""
+        """A result without values to check: it may pass on a finding."""
         causes = [self._causes[parent] for parent in parents if parent in self._causes]
         origins = frozenset().union(*(cause.origins for cause in causes))
         if origins:
             self._causes[node] = _Cause(_Why.FOUND, origins)
 
     def add_suspected_outputs(self) -> list[Origin]:
-        """The pass is over: tells of modules whose minus infinity came through to an output."""
+        """The pass is over: reports modules whose minus infinity reached an output."""
         suspects = [self._suspects[node] for node in self._outputs if node in self._suspects]
         found = []
         for source in dict.fromkeys(suspects):
@@ -437,9 +477,7 @@ class Origins:
         return found
 
     def is_unheard_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a value of unknown origin is broken, and nothing that was found can be the
-        cause.
-        """
+        """Whether a value of unknown origin is broken and no finding can be the cause."""
         return (
             not (self.found or self._is_state_broken or self._suspects)
             and has_nonfinite(tensor)
@@ -452,8 +490,8 @@ class Origins:
             self._outputs.add(node)
 
     def lasting(self) -> set[int]:
-        """The origins, by number, that came through to an output or a gradient; all, if there is no
-        output to see.
+        """The numbers of the origins that reached an output or a gradient; all if there is no
+        output.
         """
         if not self._outputs:
             return {origin.number for origin in self.found}
@@ -462,8 +500,8 @@ class Origins:
 
     @property
     def is_output_broken(self) -> bool:
-        """Whether an output is not finite and was not meant to be; without an output to see,
-        whether anything was found.
+        """Whether an output is not finite and not intended to be so; without an output, whether
+        there is any finding.
         """
         if not self._outputs:
             return bool(self.found)
@@ -472,8 +510,8 @@ class Origins:
         )
 
     def _note_number(self, node: int, tensor: torch.Tensor) -> None:
-        """The model's code may read it and go on with the number; in Python, NaN is soon made of
-        infinity.
+        """Notes a tensor of one element: the model's code may read it and compute with the number,
+        and in Python infinity easily becomes NaN.
         """
         cause = self._causes.get(node)
         if cause is not None and cause.why is _Why.FOUND and tensor.numel() == 1:
@@ -488,15 +526,13 @@ class Origins:
 
     @staticmethod
     def _is_broken(given: Given) -> bool:
-        """Whether a tensor that is no result of the pass is not as it should be: a mask may be
-        infinite.
-        """
+        """Whether a tensor that is no result of the pass is broken: a mask may be infinite."""
         assert given.tensor is not None
         return given.is_parameter or _is_no_mask(given.tensor)
 
     def _blame_source(self, node: int, source: _Source) -> Origin:
-        """NaN came of infinity in a source, be it in a gradient."""
-        origin = self._add(source.node, source.result, (), f"{source.note} NaN came of it.")
+        """NaN, in a value or a gradient, resulted from infinity in a source."""
+        origin = self._add(source.node, source.result, (), f"{source.note} NaN resulted from it.")
         self._causes[node] = self._causes[source.node]
         return origin
 
@@ -533,12 +569,17 @@ def numbers_in(value: Any) -> Iterator[float]:
         yield from numbers_in(list(value.values()))
 
 
+def _is_minus_infinity(tensor: torch.Tensor, result: ValueRange) -> bool:
+    """Whether all that is not finite is minus infinity."""
+    return not (result.num_nan or has_plus_infinity(tensor))
+
+
 def _is_no_mask(tensor: torch.Tensor) -> bool:
-    """Whether there is more in it than the minus infinity of a mask."""
+    """Whether it has NaN or +Inf, which a mask does not have."""
     return bool(value_range("", tensor).num_nan) or has_plus_infinity(tensor)
 
 
 def _looks_like_mask(tensor: torch.Tensor, result: ValueRange) -> bool:
-    """Whether an input is added to something to leave parts of it out: -Inf there, 0 elsewhere."""
+    """Whether an input is an additive mask: -Inf at the masked places, 0 elsewhere."""
     is_zero_elsewhere = result.low in (None, 0) and result.high in (None, 0)
     return is_zero_elsewhere and not has_plus_infinity(tensor)

@@ -1,9 +1,9 @@
 """Memory: what the allocators report, and what autograd keeps for the backward pass.
 
-torch's profiler can be told to listen to the allocators (of the CPU and of other devices alike).
-The older of its two profilers does this cheaply and prints nothing. Reporting every operation to it
-is switched off, because that would take longer than a small operation. A thread can have one
-profiler: if the user runs one, memory is not measured.
+torch's profiler can listen to the allocators of the CPU and of other devices. The older of its two
+profilers does this cheaply and prints nothing. It would also record every operation; that is
+switched off, because it takes longer than a small operation. A thread can have only one profiler:
+if the user runs one, memory is not measured.
 """
 
 import ctypes
@@ -107,7 +107,7 @@ class Timeline:
         self._start, self._end = start, end
 
     def between(self, start: float, end: float) -> MemoryUse:
-        """In a span of time; not known unless the allocators were heard during all of it."""
+        """The use in a span of time; None, None unless listening covered all of it."""
         if start < self._start or end > self._end:
             return None, None
         first, last = bisect_left(self._times, start), bisect_right(self._times, end)
@@ -193,9 +193,9 @@ class AllocatorWatch:
         return event.start_us() / 1e6 - self._clock_offset, num_bytes
 
     def _is_ours(self, num_bytes: int) -> bool:
-        """Whether an event is of memory that was allocated since measuring began.
+        """Whether an event concerns memory that was allocated since measuring began.
 
-        When other memory is freed, torch reports nothing, or the size of an older block at that
+        When older memory is freed, torch reports nothing, or the size of a former block at its
         address.
         """
         if num_bytes < 0 and self._outstanding[-num_bytes] == 0:
@@ -205,7 +205,7 @@ class AllocatorWatch:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """The same moments in spans that do not overlap, in order."""
+    """The union of the spans, as spans that do not overlap, in order."""
     found: list[Span] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:
@@ -222,8 +222,8 @@ def _is_within(time: float, starts: list[float], spans: Sequence[Span]) -> bool:
 
 # -- what autograd keeps
 
-# Whether what nodes keep can be read without unpacking it; not in every version of torch.
-CAN_TELL = hasattr(torch._C._autograd.SavedTensor, "data")
+# Whether this version of torch can read the tensors that nodes keep without unpacking them.
+CAN_READ_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")
 _names_by_type: dict[type, tuple[str, ...]] = {}
 
 

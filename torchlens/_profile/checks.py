@@ -1,4 +1,4 @@
-"""Passes values and gradients to the checker while they exist."""
+"""Passes values and gradients to the checker during a step."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,9 +9,9 @@ import torch
 
 from torchlens._capture.gradients.backward_hooks import NodeInfo
 from torchlens._capture.observer import ObservedCall
+from torchlens._health.checker import HealthChecker
 from torchlens._health.checking import (
     Caller,
-    Checker,
     Checking,
     GradientSources,
     Held,
@@ -31,9 +31,9 @@ Tensor = torch.Tensor
 class Checks:
     """Calls the checker for each value and gradient. The time it takes is charged to no module."""
 
-    def __init__(self, ledger: Ledger, checker: Checker) -> None:
+    def __init__(self, ledger: Ledger, checker: HealthChecker) -> None:
         self._ledger = ledger
-        self._checker: Checker | None = checker  # None once it has failed
+        self._checker: HealthChecker | None = checker  # None once it has failed
         # Where a gradient arrives (as in `TensorFacts`) → the calls whose inputs or outputs it
         # belongs to.
         self._inputs: dict[int, list[MeasuredCall]] = {}
@@ -51,7 +51,7 @@ class Checks:
         self._has_nonfinite = False
         before = self._ledger.steps[-2].outside if len(self._ledger.steps) > 1 else ()
         has_stepped = any(kind == "optimizer" for kind, *_ in before)
-        self._show(
+        self._run(
             lambda checker: checker.on_step(
                 step.number, step.checking, step.signature[1], has_stepped
             )
@@ -65,9 +65,9 @@ class Checks:
         if self._checking is not Checking.NOTHING:
             _register(self._inputs, call, call.inputs)
             if not call.measured_step.is_logged and (call.around is None or self._has_nonfinite):
-                self._show(self._look_at_inputs, call, Inputs(args, kwargs))
+                self._run(self._check_inputs, call, Inputs(args, kwargs))
 
-    def _look_at_inputs(self, checker: Checker, call: MeasuredCall, inputs: Inputs) -> None:
+    def _check_inputs(self, checker: HealthChecker, call: MeasuredCall, inputs: Inputs) -> None:
         if call.around is None:
             place = Place("forward", call.step, -1, call.address, 1, "input")
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
@@ -90,10 +90,10 @@ class Checks:
             ):
                 call.forward_nonfinite = False
             else:
-                self._show(self._look_at_outputs, call, outputs, inputs)
+                self._run(self._check_outputs, call, outputs, inputs)
 
-    def _look_at_outputs(
-        self, checker: Checker, call: MeasuredCall, outputs: list[Tensor], inputs: Any
+    def _check_outputs(
+        self, checker: HealthChecker, call: MeasuredCall, outputs: list[Tensor], inputs: Any
     ) -> None:
         call.forward_nonfinite = any(has_nonfinite(tensor) for tensor in outputs)
         self._has_nonfinite = self._has_nonfinite or call.forward_nonfinite
@@ -117,10 +117,10 @@ class Checks:
 
     def operation(self, observed: ObservedCall, result: Any) -> None:
         """An operation made `result`."""
-        self._show(self._look_at_operation, self._ledger.current, observed, result)
+        self._run(self._check_operation, self._ledger.current, observed, result)
 
-    def _look_at_operation(
-        self, checker: Checker, call: MeasuredCall | None, observed: ObservedCall, result: Any
+    def _check_operation(
+        self, checker: HealthChecker, call: MeasuredCall | None, observed: ObservedCall, result: Any
     ) -> None:
         place = _place("forward", call, observed.operation.layer_type, observed.first)
         place = place._replace(code=observed.code, instruction=observed.instruction)
@@ -145,7 +145,7 @@ class Checks:
             "forward", self._ledger.steps[-1].number, -1, "", 1, operation.layer_type, entry
         )
         node = next((number for number in references if number is not None), None)
-        self._show(lambda checker: checker.on_boundary(place, tensor, node))
+        self._run(lambda checker: checker.on_boundary(place, tensor, node))
 
     # -- backward
     # ----------------------------------------------------------------------------------------------
@@ -165,24 +165,29 @@ class Checks:
             and info.parameter in self._ledger.modules.parameters
         )
         if is_parameter or key in self._inputs or key in self._outputs:
-            self._show(self._look_at_arriving, key, info, _values(gradients))
+            self._run(self._check_arriving, key, info, _values(gradients))
 
-    def _look_at_arriving(
-        self, checker: Checker, key: int, info: NodeInfo, gradients: list[Tensor]
+    def _check_arriving(
+        self, checker: HealthChecker, key: int, info: NodeInfo, gradients: list[Tensor]
     ) -> None:
         inputs, outputs = self._inputs.get(key, ()), self._outputs.get(key, ())
         if inputs or outputs:
-            is_bad = any(has_nonfinite(gradient) for gradient in gradients)
+            is_bad = any(map(has_nonfinite, gradients))
             for call in inputs:
                 call.grad_in_nonfinite = call.grad_in_nonfinite or is_bad
             for call in outputs:
                 call.grad_out_nonfinite = call.grad_out_nonfinite or is_bad
-        named = self._ledger.modules.parameters.get(info.parameter or 0)
-        if named is not None and self._checking is Checking.EVERYTHING:
-            owner = self._ledger.parameter_call(info.parameter or 0)
-            place = _place("backward", owner, info.name)._replace(parameter=named[0])
+        if info.parameter is not None and self._checking is Checking.EVERYTHING:
+            self._check_parameter(checker, info.parameter, info.name, gradients)
+
+    def _check_parameter(
+        self, checker: HealthChecker, key: int, node: str, gradients: list[Tensor]
+    ) -> None:
+        named = self._ledger.modules.parameters.get(key)
+        if named is not None:
+            place = _place("backward", self._ledger.parameter_call(key), node)
             for gradient in gradients:
-                checker.on_parameter(place, named[1], gradient)
+                checker.on_parameter(place._replace(parameter=named[0]), named[1], gradient)
 
     def after_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
         """A node has made gradients."""
@@ -192,11 +197,11 @@ class Checks:
         made_of = GradientSources(arrived, list, number != self._num_nodes)
         call = self._ledger.makers.get(info.number)
         if call is not None:
-            self._show(self._look_at_made, call, info, gradients, made_of)
+            self._run(self._check_made, call, info, gradients, made_of)
 
-    def _look_at_made(
+    def _check_made(
         self,
-        checker: Checker,
+        checker: HealthChecker,
         call: MeasuredCall,
         info: NodeInfo,
         gradients: tuple[Any, ...],
@@ -216,7 +221,7 @@ class Checks:
         """A step is over: a node that failed may have left its gradients."""
         self._arriving.clear()
 
-    def _show(self, look: Callable[..., None], *what: Any) -> None:
+    def _run(self, check: Callable[..., None], *what: Any) -> None:
         """Calls the checker, with gradient recording off."""
         checker = self._checker
         if checker is None:
@@ -225,7 +230,7 @@ class Checks:
         has_grad = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(False)
-            look(checker, *what)
+            check(checker, *what)
         except NonFiniteError:
             raise
         except Exception as error:  # the checker's own failure must not stop the training

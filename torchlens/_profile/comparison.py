@@ -2,9 +2,10 @@
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from torchlens._profile.quantities import (
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One quantity of one module, before and after; None where it was not measured, or where there
-    is no such module.
+    """One quantity of one module, before and after; None if it was not measured or there is no such
+    module.
     """
 
     address: str  # '' for the model itself
@@ -37,17 +38,13 @@ class Change:
 
     @property
     def difference(self) -> float | None:
-        """What was added; None if either is not known."""
+        """After minus before; None if either is not known."""
         return None if self.before is None or self.after is None else self.after - self.before
 
     @property
     def ratio(self) -> float | None:
-        """After over before; None if either is not known, or the first is nothing."""
-        return (
-            None
-            if self.before is None or self.after is None or self.before == 0
-            else self.after / self.before
-        )
+        """After divided by before; None if either is not known, or `before` is 0."""
+        return self.after / self.before if self.before and self.after is not None else None
 
 
 class Comparison:
@@ -70,8 +67,8 @@ class Comparison:
     ) -> None:
         self.quantity = quantity
         self.changes = changes
-        # what the steps before and after differ in, so that not all changes are the model's; or
-        # None
+        # How the steps before and after differ in kind, or None: if they do, a change need not be
+        # one of the model.
         self.unlike = unlike
         self._headline = headline
         self._width = width
@@ -91,7 +88,7 @@ class Comparison:
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per module."""
-        import pandas  # slow to import, so imported by those who want a table
+        import pandas  # slow to import
 
         names = ("address", "module_type", "quantity", "before", "after", "difference", "ratio")
         return pandas.DataFrame(
@@ -135,11 +132,10 @@ def compare_measurements(
     limit: int | None = None,
     step_kind: str | None = None,
 ) -> Comparison:
-    """Matches modules by address, the largest change first; what only one of the two has comes
-    last.
+    """Matches modules by address, the largest change first; modules that only one of the two has
+    come last.
 
-    Steps of one kind are compared with their like: of several kinds that both have, the one with
-    the most steps.
+    Compares steps of one kind: if both profiles have several, the one with the most steps.
     """
     wanted = checked_quantity(quantity, "quantity")
     quantity = full_name(quantity)
@@ -174,18 +170,13 @@ def compare_measurements(
 def _alike(
     before: Measurements, after: Measurements, step_kind: str | None
 ) -> tuple[Measurements, Measurements, str]:
-    """The steps to compare, and in words of which kind they are, if there are others.
+    """The steps to compare, and the words for their kind if there are others.
 
-    A kind is called after what tells it from the others of its profile, so the two may call the
-    same kind differently.
+    A kind is named by what distinguishes it from the others of its profile, so the two profiles may
+    name the same kind differently.
     """
     ours, theirs = (each.by_kind() if each.steps else {} for each in (before, after))
-    pairs = [
-        (old, new)
-        for old in ours
-        for new in theirs
-        if old == new or _kinds(ours[old]) & _kinds(theirs[new])
-    ]
+    pairs = _matching_kinds(ours, theirs)
     if step_kind is not None:
         _check_step_kind(step_kind, ours, theirs, pairs)
         pairs = [pair for pair in pairs if step_kind in pair]
@@ -194,6 +185,17 @@ def _alike(
     old, new = max(pairs, key=lambda pair: len(ours[pair[0]].steps) + len(theirs[pair[1]].steps))
     names = [name for name, kinds in ((old, ours), (new, theirs)) if len(kinds) > 1]
     return ours[old], theirs[new], f" of {' and '.join(dict.fromkeys(names))}" if names else ""
+
+
+def _matching_kinds(
+    ours: Mapping[str, Measurements], theirs: Mapping[str, Measurements]
+) -> list[tuple[str, str]]:
+    """The names of kinds of steps that both profiles have."""
+    return [
+        (old, new)
+        for old, new in product(ours, theirs)
+        if old == new or _kinds(ours[old]) & _kinds(theirs[new])
+    ]
 
 
 def _kinds(measurements: Measurements) -> set[Kind]:
@@ -213,7 +215,7 @@ def _check_step_kind(
 
 
 def _difference(before: Measurements, after: Measurements) -> str | None:
-    """What the steps of two profiles differ in, though they were compared."""
+    """A sentence about how the compared steps differ in kind; None if they do not."""
     ours, theirs = _kinds(before), _kinds(after)
     wordings: list[Callable[[Any], str]] = [
         str,

@@ -249,8 +249,8 @@ _NAMES = {
     _OPERATIONS: "operations",
     _OUTSIDE: "outside the model",
 }
-# Times are multiples of this, which a float of microseconds holds exactly: a viewer that cuts off
-# fractions still finds what lies inside what.
+# Times are multiples of this, which a float of microseconds holds exactly, so that a viewer that
+# cuts off fractions still nests events correctly.
 _TICK_NS = 125
 
 
@@ -301,12 +301,12 @@ def trace_events(measurements: Measurements) -> list[dict[str, Any]]:
 
 
 def _part_overlapping(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Numbers the tracks anew, so that on each all events lie beside or inside each other; returns
-    what names them.
+    """Renumbers the tracks so that events on one track never overlap in part; returns the events
+    that name the tracks.
 
-    Viewers drop others. In a backward pass, a module may begin while another runs and go on when
-    that has ended: the gradient of a weight that a second module borrows is a matter of the module
-    that owns it.
+    Viewers drop other events. In a backward pass, a module may begin while another runs and end
+    after it: the gradient of a weight that a second module borrows belongs to the module that owns
+    the weight.
     """
     ends: dict[
         tuple[int, int], list[float]

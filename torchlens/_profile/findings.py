@@ -14,12 +14,16 @@ from torchlens._profile.records import Measurements, ParameterRecord
 from torchlens._text.numbers import count_text
 
 _MOST_NAMES = 4
+_UNUSED_ADVICE = (
+    "They do not contribute to the loss, or a detach() or no_grad() lies in between. Remove or "
+    "freeze them (requires_grad_(False)), or connect them."
+)
 _CONTAINED = (
-    "All that was computed from it is finite again: it was thrown away later, and may be meant."
+    "All that was computed from it is finite: the value was discarded later, and may be intended."
 )
 _SCALED = (
-    "A GradScaler skipped this step while it was looking for its scale, and made a later one: "
-    "that is how it works."
+    "A GradScaler skipped this step while it searched for its scale, and made a later one. This is "
+    "normal."
 )
 
 
@@ -32,7 +36,7 @@ def find(
     found: list[Finding] = []
     notes: list[str] = []
     if health is None:
-        notes.append("Values and gradients were not looked at; profile(..., check='health') does.")
+        notes.append("Values and gradients were not checked; profile(..., check='health') does so.")
     else:
         scaled = _steps_of_a_search(measurements)
         found += [
@@ -45,7 +49,7 @@ def find(
             found += _gradient_findings(measurements, health, limits)
         else:
             notes.append(
-                "Only NaN and Inf were looked for; profile(..., check='health') looks for more."
+                "Only NaN and Inf were checked for; profile(..., check='health') checks for more."
             )
     found += unused_findings(measurements, notes)
     found += frozen_findings(measurements)
@@ -53,19 +57,17 @@ def find(
 
 
 _NONFINITE_ADVICE = {
-    "forward": "Look at the ranges of what it was given: log of 0, sqrt of less, a division by 0, "
-    "exp of much, "
-    "a result beyond what half precision holds (65504).",
-    "backward": "The derivative is infinite or not defined there: sqrt or norm at 0, a power "
-    "below 1 at 0, the "
-    "branch of torch.where that is not taken. Keep the operand away from that point (clamp, eps) "
-    "before the operation.",
+    "forward": "Check the ranges of its arguments: log of 0, sqrt of a negative number, a division "
+    "by 0, exp of a large number, a result above the maximum of half precision (65504).",
+    "backward": "The derivative is infinite or undefined there: sqrt or norm at 0, a power below 1 "
+    "at 0, the branch of torch.where that is not taken. Keep the operand away from that point "
+    "(clamp, eps) before the operation.",
 }
 
 
 def _steps_of_a_search(measurements: Measurements) -> set[int]:
-    """The steps that a GradScaler skipped while it was looking for its scale, which it found: a
-    later step was made.
+    """The steps that a GradScaler skipped before it found its scale, that is, before a later step
+    that it made.
     """
     kinds = {step.number: {kind for kind, *_ in step.outside_spans} for step in measurements.steps}
     last = max((number for number, own in kinds.items() if "optimizer" in own), default=0)
@@ -104,14 +106,14 @@ def _activity_findings(
     if activity.is_comparable and activity.num_dead:
         share = activity.num_dead / activity.num_units
         text = (
-            f"{activity.num_dead} of {activity.num_units} units ({share:.0%}) gave nothing but "
-            f"zero, in all {activity.values_per_unit} values of each that were seen."
+            f"{activity.num_dead} of {activity.num_units} units ({share:.0%}) were zero in all "
+            f"{activity.values_per_unit} values of each that were checked."
         )
         dead = dead_units(name, module, share, limits, text)
         if dead and activity.values_per_unit < limits["min_values"]:
             notes.append(
-                f"Dead units are told from {limits['min_values']:.0f} values of each on; some "
-                "layers had fewer. Measure more steps or larger batches."
+                f"Dead units are reported from {limits['min_values']:.0f} values of each unit on; "
+                "some layers had fewer. Measure more steps or larger batches."
             )
         else:
             found += dead
@@ -143,13 +145,13 @@ def _gradient_findings(
 
 
 def _is_matrix(record: ParameterRecord) -> bool:
-    """Weights in the proper sense: no biases, scales, or single vectors that are learned."""
+    """Whether it is a weight matrix: not a bias, a scale or a single vector."""
     return sum(size > 1 for size in record.shape) > 1
 
 
 def _in_order_of_use(measurements: Measurements) -> list[ParameterRecord]:
-    """In the order in which their modules were called; those whose module was not called stand
-    where they were made.
+    """Parameters in the order in which their modules were called; those of modules that were not
+    called keep their place.
     """
     first: dict[str, int] = {}
     for call in measurements.calls:
@@ -167,30 +169,25 @@ def _in_order_of_use(measurements: Measurements) -> list[ParameterRecord]:
 
 def unused_findings(measurements: Measurements, notes: list[str]) -> list[Finding]:
     if not any(step.num_backward_passes for step in measurements.steps):
-        notes.append(
-            "No backward pass ran, so nothing is said about gradients and unused parameters."
-        )
+        notes.append("No backward pass ran, so gradients and unused parameters were not checked.")
         return []
     learnable = [record for record in measurements.parameters if record.is_learnable]
     unused = [record for record in learnable if not record.num_gradients]
     if len(unused) == len(learnable) > 0:
         notes.append(
             "The backward passes added no gradient to any parameter (torch.autograd.grad returns "
-            "them instead), so nothing is said about unused parameters."
+            "them instead), so unused parameters were not checked."
         )
         return []
     return [
-        Finding(
-            kind="unused parameters",
-            severity="warning",
-            where=where,
-            module=own[0].module if len(own) == 1 else where,
-            number=sum(record.num_elements for record in own),
+        _parameter_finding(
+            "unused parameters",
+            "warning",
+            where,
+            own,
+            "got no gradient in any backward pass",
             threshold=0,
-            text=f"{_parameters(own)} got no gradient in any backward pass.",
-            advice="They do not contribute to the loss, or a detach() or no_grad() lies in "
-            "between. Remove or freeze them "
-            "(requires_grad_(False)), or connect them.",
+            advice=_UNUSED_ADVICE,
         )
         for where, own in _grouped(unused, measurements.parameters)
     ]
@@ -199,18 +196,36 @@ def unused_findings(measurements: Measurements, notes: list[str]) -> list[Findin
 def frozen_findings(measurements: Measurements) -> list[Finding]:
     frozen = [record for record in measurements.parameters if not record.is_learnable]
     return [
-        Finding(
-            kind="frozen parameters",
-            severity="info",
-            where=where,
-            module=own[0].module if len(own) == 1 else where,
-            number=sum(record.num_elements for record in own),
-            threshold=None,
-            text=f"{_parameters(own)} {'does' if len(own) == 1 else 'do'} not require gradients.",
-            advice="",
+        _parameter_finding(
+            "frozen parameters",
+            "info",
+            where,
+            own,
+            f"{'does' if len(own) == 1 else 'do'} not require gradients",
         )
         for where, own in _grouped(frozen, measurements.parameters)
     ]
+
+
+def _parameter_finding(
+    kind: str,
+    severity: str,
+    where: str,
+    own: list[ParameterRecord],
+    text: str,
+    threshold: float | None = None,
+    advice: str = "",
+) -> Finding:
+    return Finding(
+        kind=kind,
+        severity=severity,
+        where=where,
+        module=own[0].module if len(own) == 1 else where,
+        number=sum(record.num_elements for record in own),
+        threshold=threshold,
+        text=f"{_parameters(own)} {text}.",
+        advice=advice,
+    )
 
 
 def _parameters(records: list[ParameterRecord]) -> str:

@@ -1,11 +1,10 @@
-"""What is written down while a model is measured: steps, calls of modules, operations; and what the
-backward passes of a step are charged to. Times are those of `perf_counter` until the records are
-completed.
+"""The data gathered while a model is measured: steps, calls of modules and operations, and which of
+them backward passes are charged to. Times are those of `perf_counter` until the records are made.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
@@ -137,6 +136,18 @@ class MeasuredCall(CallRecord):
         self.spans: dict[int, Span] = {}  # by backward pass
         self.saved: dict[int, int] = {}  # storage → bytes
 
+    def add_span(self, run: NodeRun) -> None:
+        """Extends the span of the backward pass of a node that ran."""
+        start, end = self.spans.get(run.task, (run.start, run.end))
+        self.spans[run.task] = min(start, run.start), max(end, run.end)
+
+    def with_those_around(self) -> Iterator["MeasuredCall"]:
+        """This call, and the calls around it."""
+        call: MeasuredCall | None = self
+        while call is not None:
+            yield call
+            call = call.around
+
 
 class Ledger:
     """Steps, calls and operations of one model, in the order in which they began."""
@@ -155,13 +166,13 @@ class Ledger:
         self.makers: dict[int, MeasuredCall | None] = {}
         self.arrived: set[int] = set()  # where gradients arrived, as in `TensorFacts`
         self.num_runs: Counter[int] = Counter()  # of the model's nodes, by sequence number
-        self.left_out: set[int] = set()  # nodes that did not compute all gradients that they can
+        self.left_out: set[int] = set()  # nodes that computed only some of their gradients
         self.num_gradients: Counter[int] = Counter()  # by the id of a parameter
         self._operations: list[MeasuredOperation] = []
         self._sequences: list[int] = []  # of the operations
         self._function_operations: dict[int, MeasuredOperation] = {}  # by `function_nodes`
         self._parameter_calls: dict[int, MeasuredCall] = {}
-        self._num_calls_then = 0  # how many calls there were when that was found
+        self._num_calls_then = 0  # the number of calls when `_parameter_calls` was made
 
     def ns(self, time: float) -> int:
         """A time in nanoseconds from the beginning of the profile."""
@@ -249,14 +260,14 @@ class Ledger:
         return None
 
     def forget_since(self, num_calls: int) -> None:
-        """Removes all but so many calls: the model is run once more."""
+        """Removes all calls but the first `num_calls`, because the model runs again."""
         for call in self.calls[num_calls:]:
             call.measured_step.calls.remove(call)
             call.measured_step.passes.clear()
         del self.calls[num_calls:]
 
     def let_go(self) -> None:
-        """Turns what was measured into plain records, which know neither logs nor each other."""
+        """Turns everything into plain records, which refer neither to logs nor to each other."""
         for call in self.calls:
             for operation in () if call.run is None else call.run.operations:
                 _make_plain(operation, OperationRecord)
@@ -267,7 +278,7 @@ class Ledger:
         self.makers.clear()
 
     def forget_all(self) -> None:
-        """Removes everything that was written down."""
+        """Removes all data."""
         self.steps, self.calls, self._operations, self._sequences = [], [], [], []
 
 
@@ -288,7 +299,7 @@ def bytes_of(tensor: Any) -> int:
         return 0
 
 
-# -- what a step did, once it is over
+# -- charging a step that is over
 
 
 def charge_step(
@@ -307,27 +318,21 @@ def charge_step(
         call = maker.original or maker
         call.backward_self = (call.backward_self or 0.0) + seconds
         call.measured_step.backward_tasks.add(run.task)
-        around: MeasuredCall | None = call
-        while around is not None:
-            start, end = around.spans.get(run.task, (run.start, run.end))
-            around.spans[run.task] = min(start, run.start), max(end, run.end)
+        for around in call.with_those_around():
+            around.add_span(run)
             touched[around.index] = around
-            around = around.around
     for run in runs:
         _note_arrival(ledger, run)
     if timeline is not None:
         _charge_memory(ledger, step, timeline, first_call)
-        passes = {run.task for run in own_runs}
-        for call in touched.values():
-            own = [span for task, span in call.spans.items() if task in passes]
-            _add_backward_memory(call, own, timeline)
+        _charge_backward_memory(touched.values(), {run.task for run in own_runs}, timeline)
 
 
 def of_the_model(ledger: Ledger, runs: Sequence[NodeRun]) -> list[NodeRun]:
-    """The runs of backward passes through steps that were measured.
+    """The runs of backward passes through measured steps.
 
-    Other passes are seen only where they give gradients to parameters and inputs, because all
-    passes share the nodes that do so.
+    Of other passes, only the nodes that add to the gradients of parameters and inputs are watched,
+    because all passes share these nodes.
     """
     tasks = {run.task for run in runs if ledger.makers.get(run.number) is not None}
     return [run for run in runs if run.task in tasks]
@@ -339,9 +344,9 @@ def _charges(
     """For each run of a node that belongs to a module call: the call, and the seconds charged to
     it.
 
-    These are the seconds since the node before it ended, in the same backward pass, because what
-    autograd does in between it does for the next node. So they add up to the time of the pass,
-    without the time of the profile's own hooks and without other passes that ran meanwhile.
+    These are the seconds since the previous node of the same backward pass ended, because autograd
+    works for the next node in between. They add up to the time of the pass, without the time of the
+    profile's own hooks and of other passes that ran meanwhile.
 
     A node that adds to the gradient of a parameter belongs to the module that owns the parameter;
     if that was not called, to the call whose node ran before.
@@ -367,7 +372,7 @@ def _charges(
 
 
 def _note_arrival(ledger: Ledger, run: NodeRun) -> None:
-    """Counts the gradient that a node was given, and the time of the operation that made it."""
+    """Counts the gradient that a node received, and adds its time to the operation that made it."""
     if run.parameter is not None:
         ledger.arrived.add(-1 - run.parameter)
         ledger.num_gradients[ledger.modules.parameter_of(run.parameter)] += 1
@@ -387,6 +392,14 @@ def _charge_memory(ledger: Ledger, step: MeasuredStep, timeline: Timeline, first
         for operation in call.run.operations if call.run is not None else ():
             use = timeline.between(operation.start, operation.end)
             operation.peak_bytes, operation.added_bytes = use
+
+
+def _charge_backward_memory(
+    calls: Iterable[MeasuredCall], passes: Container[int], timeline: Timeline
+) -> None:
+    for call in calls:
+        spans = [span for task, span in call.spans.items() if task in passes]
+        _add_backward_memory(call, spans, timeline)
 
 
 def _add_backward_memory(call: MeasuredCall, spans: Iterable[Span], timeline: Timeline) -> None:

@@ -8,7 +8,7 @@ user's code calls by itself is treated so at either level.
 
 from collections.abc import Callable, Hashable
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,6 +18,7 @@ from torchlens._capture.gradients.backward_hooks import next_sequence, node_of, 
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
+from torchlens._profile.checks import Checks
 from torchlens._profile.ledger import Ledger, LoggedRun, MeasuredOperation, MeasuredStep
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.operations import Operation
@@ -34,26 +35,12 @@ _THREADS = (
 )
 
 
-class ValueChecks(Protocol):
-    """Checks values while they exist."""
-
-    def operation(self, observed: ObservedCall, result: Any) -> None:
-        """An operation made `result`."""
-
-    def boundary(
-        self, entry: int, operation: Operation, tensor: torch.Tensor, references: References
-    ) -> None:
-        """An input, a buffer or an output of the model."""
-
-
 class Marker(Observer):
-    """Notes each operation of a session. If it fails, it keeps the failure and the model goes
-    on.
+    """Notes each operation of a session. If this fails, the model continues, and `failure` has the
+    reason.
     """
 
-    def __init__(
-        self, step: int, current_call: Callable[[], int], checks: ValueChecks | None
-    ) -> None:
+    def __init__(self, step: int, current_call: Callable[[], int], checks: Checks | None) -> None:
         self.operations: list[MeasuredOperation] = []
         self.failure: Exception | None = None
         self._step, self._current_call = step, current_call
@@ -72,7 +59,7 @@ class Marker(Observer):
                 self.mark(call, result)
             except NonFiniteError:
                 raise
-            except Exception as error:  # must not reach the model
+            except Exception as error:  # the model must not see it
                 self.failure = error
 
     def mark(self, call: ObservedCall, result: Any) -> None:
@@ -121,7 +108,7 @@ class LoggedSession(Session):
 class LoggedSteps:
     """The capture sessions of a profile; `checks` get each value at operation level."""
 
-    def __init__(self, ledger: Ledger, checks: ValueChecks | None) -> None:
+    def __init__(self, ledger: Ledger, checks: Checks | None) -> None:
         self.last: Recording | None = None  # of the whole model, at operation level
         self._recordings: dict[Hashable, Recording] = {}  # one for all runs that did the same
         self._ledger = ledger
@@ -160,9 +147,14 @@ class LoggedSteps:
                 else "the profile does not see inside, and FLOPs are not counted"
             )
             problems.add(f"The model, or a part of it, is compiled: {outcome}")
-            return is_in_depth and step.wants_log
+        return step.wants_log and (is_in_depth or self._counts_flops(step))
+
+    def _counts_flops(self, step: MeasuredStep) -> bool:
+        """Whether a step that is not measured in depth is logged for its FLOPs: the first of each
+        kind is.
+        """
         is_new = self._signature not in self._signatures and not step.is_warmup
-        return step.wants_log and (is_in_depth or is_new)
+        return is_new and not self._ledger.modules.is_compiled
 
     def _is_in_depth(self, module: torch.nn.Module) -> bool:
         """Whether its operations are to be in the records."""
@@ -210,7 +202,7 @@ class LoggedSteps:
         return result
 
     def keep_result(self, result: Any) -> None:
-        """The model returned this: a later failure of the session does not change it."""
+        """Notes what the model returned: it stands even if the session fails afterwards."""
         if self._is_running:
             self._result = result
 
@@ -257,7 +249,7 @@ class LoggedSteps:
 
 
 def _what_was_done(recording: Recording) -> Hashable:
-    """Everything that labels and FLOPs depend on: runs with the same value share them."""
+    """A key of everything that labels and FLOPs depend on: runs with equal keys share them."""
     rows = [
         (
             row.operation.layer_type,
@@ -289,8 +281,8 @@ def _frozen(value: Any) -> Hashable:
 
 
 def _is_own_failure(session: LoggedSession | None, error: BaseException) -> bool:
-    """Whether the log raised, not the model. What the model raises was noted with its operation, or
-    comes from a file outside this package.
+    """Whether the log raised the error, not the model. An error of the model was noted with its
+    operation, or comes from a file outside this package.
 
     A compiler that starts inside a log and cannot handle it raises an error of its own.
     """

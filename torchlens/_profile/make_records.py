@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from torchlens._graph.costs import flops_of_rows
 from torchlens._history.log import Log
-from torchlens._profile.allocators import CAN_TELL
+from torchlens._profile.allocators import CAN_READ_SAVED
 from torchlens._profile.ledger import (
     Ledger,
     LoggedRun,
@@ -65,22 +65,25 @@ def make_measurements(ledger: Ledger, model_name: str) -> Measurements:
 
 
 def _complete_step(ledger: Ledger, step: MeasuredStep) -> None:
-    """Adds up what the calls from outside took."""
+    """Adds up the calls from outside."""
     calls = step.outermost_calls
+    _complete_span(ledger, step, calls)
     step.has_flops = bool(calls) and all(call.flops is not None for call in calls)
-    forward_end = max([step.forward_end, *(call.end for call in calls)])
-    step.start_ns, step.end_ns, step.forward_end_ns = map(
-        ledger.ns, (step.start, step.end, forward_end)
-    )
-    step.outside_spans = tuple(
-        (kind, ledger.ns(start), ledger.ns(end)) for kind, start, end in step.outside
-    )
     step.forward_seconds = sum(call.forward_seconds for call in calls)
     step.num_backward_passes = len(step.backward_tasks)
     if step.backward_tasks:
         step.backward_seconds = sum(call.backward_seconds or 0.0 for call in calls)
     step.own_seconds = sum(call.own_seconds for call in calls) + step.around_seconds
     step.raised = next((call.raised for call in calls if call.raised), None)
+
+
+def _complete_span(ledger: Ledger, step: MeasuredStep, calls: Iterable[MeasuredCall]) -> None:
+    forward_end = max([step.forward_end, *(call.end for call in calls)])
+    times = (step.start, step.end, forward_end)
+    step.start_ns, step.end_ns, step.forward_end_ns = map(ledger.ns, times)
+    step.outside_spans = tuple(
+        (kind, ledger.ns(start), ledger.ns(end)) for kind, start, end in step.outside
+    )
 
 
 def _complete_calls(ledger: Ledger) -> None:
@@ -90,9 +93,9 @@ def _complete_calls(ledger: Ledger) -> None:
     for call in reversed(ledger.calls):  # those inside a call come after it
         around, own_kept = call.around, kept.pop(call.index, {}) | call.saved
         _complete_call(ledger, call, inside.pop(call.index, []))
-        if CAN_TELL and not call.measured_step.is_light:
+        if CAN_READ_SAVED and not call.measured_step.is_light:
             call.saved_bytes = sum(own_kept.values())
-        # What is run again in a backward pass adds to nothing but others that are.
+        # A call made again in a backward pass adds only to others made again.
         if around is not None and call.is_recomputed == around.is_recomputed:
             inside.setdefault(around.index, []).append(call)
             if not call.is_recomputed:
@@ -112,7 +115,7 @@ def _complete_call(ledger: Ledger, call: MeasuredCall, inside: list[MeasuredCall
         (ledger.ns(start), ledger.ns(end)) for start, end in call.spans.values()
     )
     _complete_times(call, inside, has_backward)
-    if not call.raised:  # one that raised is no measure of the module
+    if not call.raised:  # a call that raised has no FLOPs
         backward = None if step.is_deep else call.own_flops_backward
         call.flops = _known_sum([call.own_flops, *(inner.flops for inner in inside)])
         call.flops_backward = _known_sum([backward, *(inner.flops_backward for inner in inside)])
@@ -129,7 +132,7 @@ def _complete_times(call: MeasuredCall, inside: list[MeasuredCall], has_backward
         call.backward_seconds = own_backward + sum(
             inner.backward_seconds or 0.0 for inner in inside
         )
-    elif has_backward:  # gradients pass a module without nodes of its own in no time
+    elif has_backward:  # a module without nodes of its own passes gradients on in no time
         call.backward_seconds = call.backward_self_seconds = 0.0
 
 

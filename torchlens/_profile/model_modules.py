@@ -22,7 +22,7 @@ class NamedModule(NamedTuple):
 
 
 class ModelModules:
-    """What a model consists of. Learnt again at each step: a model may change."""
+    """The parts of a model. They are read again at each step, because a model may change."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.modules: dict[int, NamedModule] = {}
@@ -64,8 +64,8 @@ class ModelModules:
         self.note_whole_parameters()
 
     def note_whole_parameters(self) -> None:
-        """Maps the whole tensors that FSDP gathers to the parameters that they represent: gradients
-        arrive at the whole tensors.
+        """Maps the whole tensors that FSDP gathers, which receive the gradients, to the parameters
+        that they represent.
         """
         for parameter, whole, _ in parameter_pairs(
             [named.module for named in self.modules.values()]

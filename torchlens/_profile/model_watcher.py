@@ -1,14 +1,14 @@
-"""Sees every call of a model's modules, and what follows until the next: measures a profile.
+"""Measures a profile: watches every call of a model's modules, and each step to its end.
 
-The model gets no hook and no attribute. Modules are seen in the patched `nn.Module._call_impl`,
-backward passes by hooks on the nodes of autograd's graph, memory in the allocators; all of it in
-the thread that began to measure. On CUDA, each module and each backward node is waited for, so that
-its time is its own.
+The model gets no hook and no attribute. Calls of modules are reported by the patched
+`nn.Module._call_impl`, backward passes by hooks on the nodes of autograd's graph, memory by the
+allocators, all in the thread that started the profile. On CUDA, the profile waits for each module
+and each backward node to finish, so that each is charged with its own time.
 
 A failure here ends the measuring, never the training: see `_give_up`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -22,9 +22,9 @@ from torchlens._capture.gradients.backward_hooks import (
     node_of,
     sequence_of,
 )
-from torchlens._capture.patches.patching import apply_patches, undo_patches
-from torchlens._health.checking import Checker
-from torchlens._profile.allocators import CAN_TELL, AllocatorWatch, saved_storages
+from torchlens._capture.patches.patching import apply_module_patches, undo_patches
+from torchlens._health.checker import HealthChecker
+from torchlens._profile.allocators import CAN_READ_SAVED, AllocatorWatch, saved_storages
 from torchlens._profile.checks import Checks
 from torchlens._profile.ledger import (
     Ledger,
@@ -52,7 +52,7 @@ _num_modes = torch._C._len_torch_function_stack
 
 
 class ModelWatcher:
-    """Measures the calls of one model from `start` to `stop`. A `Watcher` as in
+    """Measures the calls of one model from `start` to `stop`; a `Watcher` of
     _capture/current.py.
     """
 
@@ -60,7 +60,7 @@ class ModelWatcher:
         self,
         model: torch.nn.Module,
         options: ProfileOptions,
-        checker: Checker | None,
+        checker: HealthChecker | None,
         problems: Problems,
     ) -> None:
         self.ledger = Ledger(model, options, problems)
@@ -81,7 +81,7 @@ class ModelWatcher:
         self._position = 0  # of the last step of the loop
 
     def why_nothing(self) -> str:
-        """Why there are no steps."""
+        """The reason why there are no steps."""
         if not self._position:
             return "The model was not called while it was measured"
         calls = f"{self._position} call{'s' * (self._position != 1)}"
@@ -98,7 +98,7 @@ class ModelWatcher:
 
     def _start(self) -> None:
         self._modules.refresh()
-        apply_patches(self)
+        apply_module_patches(self)
         add_watcher(self)
         self._outside.start()
         self.ledger.start = perf_counter()
@@ -154,7 +154,7 @@ class ModelWatcher:
             result = self.logged.run(module, args, kwargs) if is_logged else NO_RESULT
             if result is not NO_RESULT:
                 return result
-            # What is written down would make the collector run more often, in some module.
+            # The records would make the garbage collector run more often, inside some module.
             pause_collector(self)
             # Not `module(...)`: a `__call__` of its class has already run.
             return module._wrapped_call_impl(*args, **kwargs)
@@ -273,8 +273,8 @@ class ModelWatcher:
         charge_step(self.ledger, step, runs, timeline, self._first_call)
 
     def _charge_late_runs(self) -> None:
-        """Charges what ran backward since the last step ended, during steps that are not measured:
-        to the last step, if it went through measured steps.
+        """Charges the backward nodes that ran since the last measured step ended to that step, if
+        their backward pass went through measured steps.
         """
         runs, self._backward.runs = of_the_model(self.ledger, self._backward.runs), []
         steps = [step for step in self.ledger.steps if step.end]
@@ -286,7 +286,7 @@ class ModelWatcher:
     def enter(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float
     ) -> MeasuredCall | None:
-        """A module is going to run. Since `time`, the time is the profile's own."""
+        """A module is called. The time since `time` is the profile's own."""
         call, backward = None, self._backward
         if self._is_on and self._is_inside:
             try:
@@ -364,18 +364,27 @@ class ModelWatcher:
         if step is None:
             return None
         call = MeasuredCall(len(ledger.calls), step, named, around, original)
-        if _is_one_tensor(args, kwargs):
-            call.inputs = (self._fact_of(args[0], call, around),)
-        else:
-            with torch._C.DisableTorchFunction():
-                given = plain_tensors((args, kwargs))
-                call.inputs = [self._fact_of(tensor, call, around) for _, tensor in given]
+        call.inputs = self._facts_of(args, kwargs, call, around)
         if self.checks is not None:
             with torch._C.DisableTorchFunction():
                 self.checks.entered(call, args, kwargs)
         ledger.calls.append(call)
         step.calls.append(call)
         return call
+
+    def _facts_of(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: MeasuredCall,
+        maker: MeasuredCall | None,
+    ) -> Sequence[TensorFacts]:
+        """What is noted of the tensors that a call is given."""
+        if len(args) == 1 and not kwargs and type(args[0]) is Tensor and not _num_modes():
+            return (self._fact_of(args[0], call, maker),)
+        with torch._C.DisableTorchFunction():
+            given = plain_tensors((args, kwargs))
+            return [self._fact_of(tensor, call, maker) for _, tensor in given]
 
     def _repeated_call(self, address: str) -> MeasuredCall | None:
         """The call that a call inside a backward pass repeats, for checkpointing."""
@@ -428,8 +437,8 @@ class ModelWatcher:
         """Watches the nodes of autograd's graph that were made since the last time; returns the
         number of the top one.
 
-        What leads to the inputs of the model is not the model's: other threads may have made it,
-        whose nodes have the same sequence numbers, or share it.
+        Nodes that lead to the inputs of the model are not the model's: another thread, whose nodes
+        have the same sequence numbers, may have made or share them.
         """
         pending, has_saved = [top], call.original is None and not call.measured_step.is_light
         while pending:
@@ -445,7 +454,7 @@ class ModelWatcher:
         return self._backward.number_of(top)
 
     def _is_deep(self, step: MeasuredStep) -> bool:
-        """Whether a step has called so many modules that the backward nodes of further ones are not
+        """Whether a step has called so many modules that backward nodes of the others are not
         watched.
         """
         if len(step.calls) <= _MOST_CALLS:
@@ -458,7 +467,7 @@ class ModelWatcher:
         return True
 
     def _note_saved(self, call: MeasuredCall, node: Any) -> None:
-        if CAN_TELL:
+        if CAN_READ_SAVED:
             self.ledger.note_saved(call, saved_storages(node))
         else:
             self._problems.add(
@@ -475,7 +484,7 @@ class ModelWatcher:
             torch.cuda.synchronize()
 
     def _after_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
-        if self._is_asynchronous:  # the node has begun its work; its run ends when that is done
+        if self._is_asynchronous:  # the node has only been started: its run ends now
             torch.cuda.synchronize()
             runs = self._backward.runs
             runs[-1] = runs[-1]._replace(end=perf_counter())
@@ -509,8 +518,3 @@ def _maker_of(sequence: int, call: MeasuredCall | None) -> MeasuredCall | None:
     while call is not None and sequence < call.sequence:
         call = call.around
     return call
-
-
-def _is_one_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a module is given one plain tensor, and no mode of torch sees what is read of it."""
-    return len(args) == 1 and not kwargs and type(args[0]) is Tensor and not _num_modes()

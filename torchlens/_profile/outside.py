@@ -74,7 +74,7 @@ def _current() -> list[OutsideWatch]:
     return [watch for watch in list(_watches) if watch._thread == thread]
 
 
-def _tell(kind: str, start: float) -> None:
+def _report(kind: str, start: float) -> None:
     span = OutsideSpan(kind, start, perf_counter())
     for watch in _current():
         watch.spans.append(span)
@@ -94,10 +94,10 @@ def _set_up() -> None:
     _take_away()  # what an interrupt may have left
     owner: Any
     for owner, name, wrapped in (
-        (torch.autograd, "backward", partial(_telling, "backward")),
-        (dataloader._BaseDataLoaderIter, "__next__", partial(_telling, "data")),
-        (checkpoint, "_checkpoint_without_reentrant_generator", _keeping),
-        (GradScaler, "_maybe_opt_step", _telling_skips),
+        (torch.autograd, "backward", partial(_reporting, "backward")),
+        (dataloader._BaseDataLoaderIter, "__next__", partial(_reporting, "data")),
+        (checkpoint, "_checkpoint_without_reentrant_generator", _noting_checkpoints),
+        (GradScaler, "_maybe_opt_step", _reporting_skips),
     ):
         original = getattr(owner, name, None)
         if original is not None:
@@ -116,41 +116,41 @@ def _take_away() -> None:
         _undo.pop()
 
 
-def _telling(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def telling(*args: Any, **kwargs: Any) -> Any:
+def _reporting(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def reporting(*args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
         try:
             return original(*args, **kwargs)
         finally:
-            _tell(kind, start)
+            _report(kind, start)
 
-    return telling
+    return reporting
 
 
-def _telling_skips(original: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_skips(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def telling(*args: Any, **kwargs: Any) -> Any:
+    def reporting(*args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
         numbers = [_num_steps(watch) for watch in _current()]
         result = original(*args, **kwargs)
         if numbers == [_num_steps(watch) for watch in _current()]:
-            _tell("skip", start)
+            _report("skip", start)
         return result
 
-    return telling
+    return reporting
 
 
 def _num_steps(watch: OutsideWatch) -> int:
     return sum(span.kind == "optimizer" for span in watch.spans)
 
 
-def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting_checkpoints(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def keeping(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def noting(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             bound = (function.args, function.keywords) if isinstance(function, partial) else ()
             for watch in _current():
                 watch.on_checkpoint((bound, args, kwargs))
         return original(function, *args, **kwargs)
 
-    return keeping
+    return noting

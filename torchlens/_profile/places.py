@@ -1,9 +1,8 @@
-"""Where the calls of a module have their row: below the module that made them.
+"""The rows of the module tree: calls of a module are shown below the module that called it.
 
-A module stands where the model has it. If another one calls it, too, the calls of that one are a
-row of their own below it, so that the rows below a row never add up to more than it does. Likewise,
-if the user's code calls a module by itself beside the model, those calls are a row of their own
-beside the model's.
+A module has its row at its place in the model. If another module calls it too, those calls have a
+row below that module, so that the rows below a row never add up to more than it. If the user's code
+calls a module directly, those calls have a row beside the model's.
 """
 
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ from typing import Any
 
 from torchlens._profile.records import CallRecord, Measurements, ModuleRecord
 
-# Of a module that calls itself, so deep: what is deeper is in the rows above. Python's own stack
-# ends not far beyond.
+# The depth to which a module that calls itself is shown; deeper calls count in the rows above. (The
+# recursion limit of Python is not much higher.)
 _DEEPEST = 100
 _NO_PARAMETERS: dict[str, Any] = dict.fromkeys(
     (
@@ -49,9 +48,7 @@ def placed(measurements: Measurements) -> list[ModuleRecord]:
 
 
 def called_by_itself(measurements: Measurements) -> list[ModuleRecord]:
-    """Modules that the user's code calls beside the model. Where it never calls the model, all
-    stand in their places.
-    """
+    """Modules that the user's code calls besides the model; none if it never calls the model."""
     if not measurements.root.measured_calls:
         return []
     inside = [record for record in measurements.root.walk() if record.address]
@@ -61,7 +58,7 @@ def called_by_itself(measurements: Measurements) -> list[ModuleRecord]:
 
 
 def named_rows(root: ModuleRecord) -> list[tuple[ModuleRecord, str]]:
-    """Each row with its name: the address, less that of the row above it."""
+    """Each row with its name: its address relative to the row above."""
 
     def named(record: ModuleRecord) -> Iterator[tuple[ModuleRecord, str]]:
         above = f"{record.address}." if record.address else ""
@@ -73,7 +70,7 @@ def named_rows(root: ModuleRecord) -> list[tuple[ModuleRecord, str]]:
 
 
 def called_from_elsewhere(measurements: Measurements) -> list[ModuleRecord]:
-    """Modules that are also called by another than the one whose row is above theirs."""
+    """Modules that are called by another module than the one above them."""
     by_index = {call.index: call for call in measurements.calls}
     found: list[ModuleRecord] = []
     pending = [
@@ -100,12 +97,12 @@ class _Places:
     has_model: bool  # whether the model itself was called
 
     def is_alone(self, call: CallRecord) -> bool:
-        """Whether the user's code made it, beside the model."""
+        """Whether the user's code made the call, besides calling the model."""
         return self.has_model and bool(call.address) and _is_outermost(call)
 
     def is_stray(self, call: CallRecord) -> bool:
-        """Whether no module made it, and it has no row of its own: checkpointing did, or the user,
-        who has no model.
+        """Whether no module made the call, and it has no row of its own: checkpointing made it, or
+        the user's code, which never called the model.
         """
         return call.is_recomputed or (call.parent is None and not self.is_alone(call))
 
@@ -124,34 +121,29 @@ class _Places:
         children = [
             self.row(child, own, depth + 1, callers, is_home)
             for child, own in self._calls_of_children(record, callers, is_home)
-            if is_home or own or not child.calls
         ]
-        if record.calls and depth < _DEEPEST:
-            children += [
-                self.row(guest, own, depth + 1, set(), is_home=False)
-                for guest, own in self._guests(record, calls)
-            ]
+        guests = self._guests(record, calls) if record.calls and depth < _DEEPEST else []
+        children += [self.row(guest, own, depth + 1, set(), False) for guest, own in guests]
         placed = replace(record, calls=calls, children=children, depth=depth)
         return placed if is_home else replace(placed, **_NO_PARAMETERS)
 
     def _calls_of_children(
         self, record: ModuleRecord, callers: set[int], is_home: bool
     ) -> Iterator[tuple[ModuleRecord, list[CallRecord]]]:
-        """Each module inside, with those of its calls that belong in this row."""
+        """Each module inside that has a row here, with those of its calls that belong in it."""
         for child in record.children:
-            yield (
-                child,
-                [
-                    call
-                    for call in child.calls
-                    if call.parent in callers or (is_home and self.is_stray(call))
-                ],
-            )
+            own = [
+                call
+                for call in child.calls
+                if call.parent in callers or (is_home and self.is_stray(call))
+            ]
+            if is_home or own or not child.calls:
+                yield child, own
 
     def _guests(
         self, record: ModuleRecord, calls: list[CallRecord]
     ) -> list[tuple[ModuleRecord, list[CallRecord]]]:
-        """Modules that these calls of a module call although they are not inside it."""
+        """Modules outside this one that these calls of it call."""
         expected = {child.address for child in _called_first(record)}
         found: dict[str, list[CallRecord]] = {}
         for inner in (inner for call in calls for inner in self.made.get(call.index, ())):
@@ -166,7 +158,7 @@ def _is_outermost(call: CallRecord) -> bool:
 
 
 def _called_first(record: ModuleRecord) -> Iterator[ModuleRecord]:
-    """The modules inside that are called, but not those inside these."""
+    """The outermost modules inside that are called."""
     for child in record.children:
         if child.calls:
             yield child

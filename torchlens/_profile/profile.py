@@ -1,5 +1,5 @@
-"""What `torchlens.profile` returns: starts and ends the measuring, and holds the results. Also runs
-a model on given inputs for it.
+"""The `Profile` that `torchlens.profile` returns: starts and ends measuring, and holds the results.
+`run_trial` runs a model on given inputs for it.
 """
 
 import difflib
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from torchlens._capture.session import finished
-from torchlens._health.checker import make_checker
-from torchlens._health.checking import Checker
+from torchlens._health.checker import HealthChecker
 from torchlens._health.finding import Findings
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
@@ -60,9 +59,9 @@ class Profile:
         self._model_name = type(getattr(model, "_orig_mod", model)).__name__
         self._options = options
         self._history: ModelHistory | None = None
-        self._checker: Checker | None = None
+        self._checker: HealthChecker | None = None
         if options.check is not None:
-            self._checker = make_checker(
+            self._checker = HealthChecker(
                 options.check, options.stop, options.thresholds, options.level == "module"
             )
         self._watcher: ModelWatcher | None = ModelWatcher(
@@ -102,7 +101,7 @@ class Profile:
         watcher = self._watcher
         try:
             watcher.stop()
-        finally:  # once more, for an interrupt may cut the first short
+        finally:  # again, because an interrupt may have cut the first call short
             watcher.stop()
         self._watcher, self._thread = None, -1
         if not watcher.ledger.steps and not self.problems:
@@ -111,7 +110,7 @@ class Profile:
             self._measurements = make_measurements(watcher.ledger, self._model_name)
             if self._checker is not None:
                 self._checker.finish(label_finder(watcher.ledger))
-        except Exception as error:  # what was being profiled has succeeded, and must not suffer
+        except Exception as error:  # the user's code has succeeded, so this must not raise
             self.problems.add_failure(error, "What was measured is lost")
             watcher.ledger.forget_all()
             watcher.logged.last = None
@@ -126,7 +125,7 @@ class Profile:
     def __exit__(self, *error: object) -> None:
         try:
             self.finish()
-        finally:  # once more, as above
+        finally:  # again, as above
             self.finish()
 
     # -- what was measured
@@ -345,10 +344,11 @@ def _run(
 
 
 def _made_up_loss(output: torch.Tensor) -> torch.Tensor:
-    """A number whose gradient is like that of a loss: of norm about 1, however large the output is.
+    """A scalar from which the gradient of the output has a norm of about 1, as from a loss.
 
-    Its values differ, because equal ones become zero behind a normalisation or a softmax. (Giving
-    the gradient to `backward` instead would make torch import sympy, which takes seconds.)
+    The gradient's values differ, because equal ones become zero behind a normalisation or a
+    softmax. (Passing the gradient to `backward` instead would make torch import sympy, which takes
+    seconds.)
     """
     if output.is_complex():
         output = torch.view_as_real(output)
@@ -361,7 +361,7 @@ def _made_up_loss(output: torch.Tensor) -> torch.Tensor:
 
 
 class _BackwardFailedError(Exception):
-    """Autograd refused."""
+    """The backward pass raised an error."""
 
     def __init__(self, error: RuntimeError) -> None:
         super().__init__(str(error))

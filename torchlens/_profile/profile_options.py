@@ -1,4 +1,4 @@
-"""What the caller of `profile` asked for, and what follows from it for each step."""
+"""The options of `profile`, and what they mean for each step."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -210,10 +210,10 @@ def checked_quantity(name: object, option: str) -> Quantity:
 
 
 def module_value(record: ModuleRecord, quantity: Quantity, times: str = "typical") -> float | None:
-    """Of a module in a step: times of a typical one, of anything else the median; None if it was
-    not measured.
+    """The value of a module in a step: the typical time, or the median of anything else; None if it
+    was not measured.
 
-    `times` may ask for another statistic of the times: 'minimum', 'median' or 'p95'.
+    `times` selects another statistic of the times: 'minimum', 'median' or 'p95'.
     """
     if quantity.module:
         return float(getattr(record, quantity.module))
@@ -231,25 +231,21 @@ def own_value(
     inside: _CallsInside,
     times: str = "typical",
 ) -> float | None:
-    """Of modules added up, each without the modules inside.
-
-    Peaks and outputs do not add up: the largest of them is returned.
+    """The sum over some modules, each without the modules inside; for peaks and outputs, which do
+    not add up, the largest value.
     """
     typical = records[0].typical_steps
     if quantity.own_module:
         return float(sum(getattr(record, quantity.own_module) for record in records))
     if quantity.ratio is not None:
-        flops, seconds = (_own_by_step(records, field, inside) for field in quantity.ratio)
-        return _rate(flops, seconds, typical, times)
+        flops, seconds = quantity.ratio
+        own_flops = _own_by_step(records, flops, inside)
+        return _rate(own_flops, _own_by_step(records, seconds, inside), typical, times)
     if not quantity.is_sum:
-        values = [module_value(record, quantity) for record in records]
-        return max((value for value in values if value is not None), default=None)
+        return max(_known(module_value(record, quantity) for record in records), default=None)
     if quantity.parts and times == "typical":
         return _sum_of([own_value(records, QUANTITIES[name], inside) for name in quantity.parts])
-    if quantity.own_call:
-        own = _own_by_step(records, quantity.own_call, {})
-    else:
-        own = _own_by_step(records, quantity.call, inside)
+    own = _own_by_step(records, quantity.own_call or quantity.call, inside)
     return _of_steps(own, quantity, typical, times)
 
 
@@ -263,19 +259,26 @@ def calls_inside(measurements: Measurements) -> _CallsInside:
 
 
 def _own_by_step(records: Iterable[ModuleRecord], field: str, inside: _CallsInside) -> _ByStep:
-    """In each step, a field of CallRecord without that of the calls inside."""
+    """In each step, a field of CallRecord without that of the calls inside. (Fields with `_self_`
+    in their name are measured so.)
+    """
     steps: _ByStep = {}
     for call in (call for record in records for call in record.measured_calls):
         value = getattr(call, field)
         if value is not None:
-            inner = sum(getattr(other, field) or 0 for other in inside.get(call.index, ()))
+            calls = () if "_self_" in field else inside.get(call.index, ())
+            inner = sum(getattr(other, field) or 0 for other in calls)
             steps[call.step] = steps.get(call.step, 0.0) + max(0.0, value - inner)
     return steps
 
 
 def _sum_of(parts: Sequence[float | None]) -> float | None:
-    """The sum of what is known; None if the first, the forward pass, is not."""
-    return None if parts[0] is None else sum(part for part in parts if part is not None)
+    """The sum of the known parts; None if the first, the forward pass, is not known."""
+    return None if parts[0] is None else sum(_known(parts))
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _of_steps(
@@ -291,8 +294,8 @@ def _of_steps(
 
 
 def _rate(flops: _ByStep, seconds: _ByStep, typical: TypicalSteps, times: str) -> float | None:
-    """FLOPs over the time beside them; if steps differ in FLOPs, over that of the steps that have
-    them.
+    """FLOPs divided by time; if steps differ in FLOPs, by the time of the steps in which they were
+    counted.
     """
     if len(set(flops.values())) > 1:
         seconds = {step: seconds[step] for step in flops if step in seconds}
@@ -308,8 +311,8 @@ def _rate(flops: _ByStep, seconds: _ByStep, typical: TypicalSteps, times: str) -
 def operation_values(
     measurements: Measurements, quantity: Quantity, times: str = "typical"
 ) -> dict[str, float]:
-    """Of each operation that has a label: times of a typical logged step, of anything else the
-    median.
+    """By label, the value of each operation: the typical time in logged steps, or the median of
+    anything else.
     """
     typical = TypicalSteps.of(_logged_steps(measurements))
     values: dict[str, float | None] = {}
@@ -359,7 +362,7 @@ def overlay(measurements: Measurements, name: QuantityName) -> Overlay:
     """A number for each module and, at operation level, each layer, for `vis_color_by=` and
     `explore(overlays=)`.
 
-    Of several kinds of steps, that with the most steps that has any of it.
+    Of several kinds of steps, it takes the one with the most steps for which there are values.
 
     >>> history.render_graph(vis_color_by=profile.overlay('forward_time'))
     """
@@ -384,13 +387,13 @@ def _overlay(measurements: Measurements, quantity: Quantity) -> Overlay:
 
 
 def _values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, float]:
-    """By `address`, or by `address:pass` where a step calls the module more than once."""
-    by_pass: dict[int, list[CallRecord]] = {}
-    for call in record.measured_calls if field else ():
-        by_pass.setdefault(call.pass_num, []).append(call)
+    """By `address`, or by `address:pass` if a step calls the module more than once."""
     if not field:
         value = module_value(record, quantity)
         return {} if value is None else {record.address: value}
+    by_pass: dict[int, list[CallRecord]] = {}
+    for call in record.measured_calls:
+        by_pass.setdefault(call.pass_num, []).append(call)
     found: dict[str, float] = {}
     for number, calls in by_pass.items():
         steps = by_step(calls, field, quantity.is_sum or quantity.ratio is not None)
@@ -401,14 +404,14 @@ def _values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, f
 
 
 def _own_values(record: ModuleRecord, quantity: Quantity) -> dict[str, float]:
-    """Of the operations outside inner modules: measured without those, or what those leave over."""
+    """By address, the value without the modules inside: as measured, or the difference."""
     if quantity.own_call or not record.children:
         return _values(record, quantity, quantity.own_call or quantity.call)
     value = module_value(record, quantity)
     if value is None or not quantity.is_sum or record.num_calls != 1:
         return {}
-    inside = [module_value(child, quantity) for child in record.children]
-    return {record.address: max(0.0, value - sum(part for part in inside if part is not None))}
+    inside = sum(_known(module_value(child, quantity) for child in record.children))
+    return {record.address: max(0.0, value - inside)}
 
 
 def _reason(measurements: Measurements, quantity: Quantity) -> str:

@@ -16,7 +16,7 @@ Signature: TypeAlias = tuple[bool, bool, tuple[Shape, ...]]
 Kind: TypeAlias = tuple[str, bool, tuple[Shape, ...]]  # the same, with the name of the phase
 OutsideTime: TypeAlias = tuple[str, int, int]  # kind, start and end in nanoseconds
 
-# With more kinds of steps than these, they are not told apart by the shapes of their inputs.
+# With more kinds of steps than this, the shapes of inputs are ignored.
 MOST_KINDS = 4
 
 
@@ -33,7 +33,7 @@ class Statistic(NamedTuple):
 
     @classmethod
     def of(cls, values: list[float]) -> "Statistic | None":
-        """Of some values; None of none."""
+        """The statistic of some values; None if there are none."""
         if not values:
             return None
         ordered = sorted(values)
@@ -44,7 +44,7 @@ class Statistic(NamedTuple):
 
 
 def _quantile(ordered: list[float], share: float) -> float:
-    """The value below which a share of the others lie; between two of them, by proportion."""
+    """The value below which this share of the values lies, interpolated between two of them."""
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -63,7 +63,7 @@ class ProfiledStep:
     has_grad: bool = True  # whether autograd recorded
     input_shapes: tuple[Shape, ...] = ()
     has_flops: bool = False  # at module level, the first step of each kind has
-    # whether the allocators were heard, and whether it ran under the log: each makes it slower
+    # whether memory was measured, and whether it ran under the log: both make it slower
     has_memory: bool = False
     has_log: bool = False
     # whether it follows a step under the log, after which Python finds methods more slowly
@@ -85,12 +85,12 @@ class ProfiledStep:
 
     @property
     def is_light(self) -> bool:
-        """Whether nothing but times was measured. Times come from light steps."""
+        """Whether only times were measured. Times come from light steps."""
         return not (self.has_memory or self.has_log)
 
     @property
     def disturbance(self) -> tuple[bool, bool, bool]:
-        """Sorts steps by how much measuring slowed them down."""
+        """A key that sorts steps by how much measuring slowed them down."""
         return self.has_log, self.has_memory, self.is_cold
 
     @property
@@ -129,7 +129,7 @@ class ProfiledStep:
 
     @property
     def other_seconds(self) -> float:
-        """What is left of the step."""
+        """The rest of the step."""
         parts = (
             self.loss_seconds,
             self.backward_call_seconds,
@@ -147,7 +147,7 @@ class ProfiledStep:
 
 
 def _innermost_ns(spans: list[OutsideTime], since: int) -> dict[str, int]:
-    """How long each kind of span took from a moment on. Where several run, the time is that of the
+    """The time of each kind of span from `since` on. Where spans overlap, the time belongs to the
     one that began last.
 
     Spans nest: an optimizer steps in a backward pass, or runs a closure that does everything; the
@@ -172,7 +172,7 @@ def _innermost_ns(spans: list[OutsideTime], since: int) -> dict[str, int]:
 
 
 def by_kind(steps: Sequence[ProfiledStep]) -> dict[Kind, list[ProfiledStep]]:
-    """Groups steps of one kind. Shapes are told apart as long as there are few."""
+    """Groups steps by kind. With many kinds, input shapes are ignored."""
     has_few = len({step.kind for step in steps}) <= MOST_KINDS
     found: dict[Kind, list[ProfiledStep]] = {}
     for step in steps:
@@ -183,11 +183,11 @@ def by_kind(steps: Sequence[ProfiledStep]) -> dict[Kind, list[ProfiledStep]]:
 
 @dataclass(frozen=True, slots=True)
 class TypicalSteps:
-    """The steps that times are the mean of: the timed ones without the quickest and the slowest
+    """The steps whose mean times are reported: the timed ones without the fastest and the slowest
     quarter.
 
-    They are the same for all modules, for forward and backward and for what is outside the model,
-    so that times add up. Timed steps are, of each kind, the ones that measuring slowed down least:
+    They are the same for all modules, for forward, backward and everything outside the model, so
+    that times add up. The timed steps of each kind are those that measuring slowed down least:
     light steps that do not follow a logged one, if there are any.
     """
 
@@ -232,12 +232,32 @@ def _middle_half(steps: list[tuple[float, int]]) -> frozenset[int]:
     return frozenset(number for _, number in kept)
 
 
-# Quantities that do not add up: the highest of several stands for them all.
+# Quantities that do not add up: of several calls, the highest counts.
 _HIGHEST = ("peak_", "output_bytes", "flops_per_second")
 
 
+class _Costs:
+    """The quantities of calls and operations that follow from others."""
+
+    forward_seconds: float
+    backward_seconds: float | None
+    flops: int | None
+
+    @property
+    def total_seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_seconds + (self.backward_seconds or 0.0)
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """The FLOPs of the forward pass divided by its time."""
+        if self.flops is None or not self.forward_seconds:
+            return None
+        return self.flops / self.forward_seconds
+
+
 @dataclass(kw_only=True, eq=False)
-class CallRecord:
+class CallRecord(_Costs):
     """One call of one module.
 
     Times with `_self_` in their name leave out the modules called inside; the others include them.
@@ -266,7 +286,7 @@ class CallRecord:
     forward_self_seconds: float = 0.0
     backward_seconds: float | None = None
     backward_self_seconds: float | None = None
-    own_seconds: float = 0.0  # what the profile itself took meanwhile; in none of the times
+    own_seconds: float = 0.0  # overhead of the profile meanwhile; in none of the times
     start_ns: int = 0  # wall-clock times, from the beginning of the profile
     end_ns: int = 0
     backward_spans: tuple[tuple[int, int], ...] = ()  # one for each backward pass through it
@@ -284,27 +304,13 @@ class CallRecord:
     grad_out_nonfinite: bool | None = None
 
     @property
-    def total_seconds(self) -> float:
-        """Forward and backward."""
-        return self.forward_seconds + (self.backward_seconds or 0.0)
-
-    @property
     def total_self_seconds(self) -> float:
         """Forward and backward, without the modules called inside."""
         return self.forward_self_seconds + (self.backward_self_seconds or 0.0)
 
-    @property
-    def flops_per_second(self) -> float | None:
-        """Of the forward pass."""
-        return (
-            None
-            if self.flops is None or not self.forward_seconds
-            else self.flops / self.forward_seconds
-        )
-
 
 @dataclass(kw_only=True, eq=False)
-class OperationRecord:
+class OperationRecord(_Costs):
     """One operation of one step; recorded only at operation level.
 
     It ran under the log, so small operations take longer than in a step without it: compare
@@ -330,20 +336,6 @@ class OperationRecord:
     added_bytes: int | None = None
     includes_log: bool = True
 
-    @property
-    def total_seconds(self) -> float:
-        """Forward and backward."""
-        return self.forward_seconds + (self.backward_seconds or 0.0)
-
-    @property
-    def flops_per_second(self) -> float | None:
-        """Of the forward pass."""
-        return (
-            None
-            if self.flops is None or not self.forward_seconds
-            else self.flops / self.forward_seconds
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterRecord:
@@ -357,7 +349,7 @@ class ParameterRecord:
     num_bytes: int
     is_learnable: bool
     gradient_bytes: int  # of its gradient at the end of the steps; 0: it has none
-    num_gradients: int  # how often a backward pass gave it one
+    num_gradients: int  # the number of gradients that backward passes gave it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,9 +445,9 @@ class ModuleRecord:
         return found, unknown
 
     def typical(self, quantity: str) -> float | None:
-        """The number that tables print: for a time, the mean over the typical steps, so that the
-        modules inside add up to no more; for anything else, the median over the steps in which it
-        was measured.
+        """The number in tables: of a time, the mean over the typical steps, so that the modules
+        inside add up to no more than the module; of anything else, the median over the steps in
+        which it was measured.
 
         >>> record.typical('forward_seconds')
         """
@@ -511,7 +503,7 @@ class Measurements:
 
     def by_kind(self) -> "dict[str, Measurements]":
         """The measurements by kind of step: training or evaluation, with or without gradients, and
-        input shapes. Shapes tell kinds apart only while there are few.
+        (unless there are many) input shapes.
         """
         kinds = by_kind(self.measured_steps)
         if len(kinds) == 1:
@@ -552,7 +544,7 @@ def by_step(calls: Iterable[CallRecord], field: str, is_sum: bool) -> dict[int, 
 
 
 def _kind_name(kind: Kind, others: Collection[Kind]) -> str:
-    """What tells a kind of steps from the others."""
+    """A name that distinguishes a kind of steps from the others."""
     phase, has_grad, shapes = kind
     words = [phase]
     if len({other[1] for other in others if other[0] == phase}) > 1:

@@ -37,7 +37,7 @@ from torchlens._text.numbers import (
     share_text,
 )
 
-# Without a depth, the deepest that takes no more lines than this.
+# Without a depth, the tree is shown as deep as fits in this many lines.
 _MOST_ROWS = 60
 # Columns of a higher rank are left out before names of up to this length are cut.
 _DISPENSABLE, _LONGEST_NAME = 2, 36
@@ -48,8 +48,8 @@ TableBy: TypeAlias = Literal["module", "operation", "type"]
 
 class _Column(NamedTuple):
     rank: int  # the higher, the sooner it is left out of a narrow terminal
-    name: str  # of a quantity, or of what a row has besides: 'type', 'output', 'share', ...
-    heading: str = ""  # if not that of the quantity
+    name: str  # of a quantity, or of another text of the row: 'type', 'output', 'share', ...
+    heading: str = ""  # instead of the quantity's
 
     @property
     def title(self) -> str:
@@ -99,7 +99,7 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _Column(7, "saved_bytes"),
     ),
 }
-_WORDS = ("type", "output", "module")  # columns that are no numbers
+_WORDS = ("type", "output", "module")  # columns of text
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class Table:
 
 
 class _Request(NamedTuple):
-    """What the table is to show."""
+    """The arguments of `summary`, checked."""
 
     by: str
     depth: int | None
@@ -171,7 +171,7 @@ def summary(
         notes += not_measured(measurements)
     if times != "typical":
         notes.append(
-            f"Times are the {times} of each row by itself: those of modules inside need not add up."
+            f"Times are the {times} of each row on its own: those of inner modules need not add up."
         )
     wrapper = textwrap.TextWrapper(
         max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -230,7 +230,7 @@ def _section(measurements: Measurements, request: _Request, notes: list[str]) ->
 
 
 def _columns(by: str, sort_by: str | None) -> list[_Column]:
-    """Those of a table; the one that it is sorted by is never left out."""
+    """The columns of a table; the one by which it is sorted is never left out."""
     columns = [
         column._replace(rank=0) if column.name == sort_by else column for column in _COLUMNS[by]
     ]
@@ -259,14 +259,8 @@ def _module_rows(
 ) -> list[_Row]:
     """The modules as a list, if the rows are to be sorted, or as a tree."""
     is_list = request.sort_by is not None
-    shared, alone = called_from_elsewhere(measurements), called_by_itself(measurements)
-    if is_list:
-        rows = [(record, record.address) for record in measurements.root.walk()]
-    else:
-        trees = placed(measurements) if shared or alone else [measurements.root]
-        rows = [row for tree in trees for row in named_rows(tree)]
+    rows = _named_modules(measurements, is_list, notes)
     depth = _depth_shown([record for record, _ in rows], request, notes)
-    _note_callers(measurements, shared, alone, is_list, notes)
     whole = module_value(measurements.root, QUANTITIES["total_time"], request.times)
     found = []
     for record, name in rows:
@@ -276,6 +270,18 @@ def _module_rows(
             row.name = indent + (name or measurements.model_name)
             found.append(row)
     return found
+
+
+def _named_modules(
+    measurements: Measurements, is_list: bool, notes: list[str]
+) -> list[tuple[ModuleRecord, str]]:
+    """The modules with the names of their rows, in the order of a list or of a tree."""
+    shared, alone = called_from_elsewhere(measurements), called_by_itself(measurements)
+    _note_callers(measurements, shared, alone, is_list, notes)
+    if is_list:
+        return [(record, record.address) for record in measurements.root.walk()]
+    trees = placed(measurements) if shared or alone else [measurements.root]
+    return [row for tree in trees for row in named_rows(tree)]
 
 
 def _depth_shown(records: list[ModuleRecord], request: _Request, notes: list[str]) -> int:
@@ -390,7 +396,7 @@ _ROWS = {"module": _module_rows, "type": _type_rows, "operation": _operation_row
 
 
 def _shapes_text(shapes: Sequence[Shape]) -> str:
-    """`8x64x56x56`, and `+1` for the others."""
+    """`8x64x56x56 +1`: the first shape, and the number of others."""
     if not shapes:
         return ""
     others = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
@@ -402,17 +408,16 @@ def _share_text(value: float | None, whole: float | None) -> str:
 
 
 def _laid_out(by: str, columns: Iterable[_Column], rows: list[_Row], room: int) -> list[str]:
-    """Heading, rule and rows. Empty columns, and those for which there is no room, are left out."""
+    """Heading, rule and rows, without empty columns and those that do not fit."""
     shown = [Column(by, [row.name for row in rows], is_number=False)]
     for column in columns:
         texts = [row.texts[column.name] for row in rows]
-        if any(text not in ("", "-") for text in texts):
+        if not {"", "-"}.issuperset(texts):
             is_number = column.name not in _WORDS
             shown.append(Column(column.title, texts, column.rank, is_number=is_number))
-    while len(shown) > 1 and _width(shown) > room:
-        last = max(shown, key=lambda column: column.rank)
-        if last.rank <= _DISPENSABLE:
-            break
+    dispensable = sorted(shown, key=lambda column: column.rank)
+    while dispensable[-1].rank > _DISPENSABLE and _width(shown) > room:
+        last = dispensable.pop()
         shown = [column for column in shown if column is not last]
     return laid_out(shown, room)
 
@@ -483,7 +488,7 @@ def _flops_text(root: ModuleRecord) -> str:
 
 
 def _seconds_text(root: ModuleRecord, steps: list[ProfiledStep], field: str) -> str:
-    """A typical time of a step, and how much steps differ, if there are several."""
+    """A typical time of a step, and the spread if there are several steps."""
     values = {step.number: value for step in steps if (value := getattr(step, field)) is not None}
     typical = root.typical_steps.mean(field, values)
     statistic = root.typical_steps.statistic(values)
@@ -497,7 +502,7 @@ def _seconds_text(root: ModuleRecord, steps: list[ProfiledStep], field: str) -> 
 
 
 def _wall_text(root: ModuleRecord, steps: list[ProfiledStep]) -> str:
-    """What the time between two calls of the model consists of; empty if all of it is the model."""
+    """The parts of the time between two calls of the model; empty if that is the model alone."""
     typical = [step for step in steps if step.number in root.typical_steps.forward] or steps
     if not any(step.outside_spans for step in typical):
         return ""
@@ -514,7 +519,7 @@ def _wall_text(root: ModuleRecord, steps: list[ProfiledStep]) -> str:
 
 
 def listed(records: list[ModuleRecord], measurements: Measurements) -> str:
-    """The first of some modules, by name."""
+    """The names of the first few modules."""
     names = [record.address or measurements.model_name for record in records]
     return _first(names, _MOST_NAMES)
 
@@ -525,7 +530,7 @@ def _first(texts: list[str], most: int) -> str:
 
 
 def not_measured(measurements: Measurements) -> list[str]:
-    """What a reader of the table might take for zero."""
+    """Notes on what was not measured, and could be mistaken for zero."""
     steps = measurements.measured_steps
     if not steps:
         is_explained = bool(measurements.problems)
