@@ -239,20 +239,51 @@ def _group(
 ) -> list[int]:
     """The first entry of each operation's layer."""
     start = operations.start
-    keys: list[Hashable] = []
+    keys: list[tuple[Hashable, ...]] = []
     steps: list[Hashable] = []
     for entry in operations:
         key = key_of(recording, rows[entry], params[entry])
         is_part = rows[entry].operation.layer_type in TAKING_A_PART and not params[entry]
         keys.append(key)
-        steps.append((*key[:2], *key[4:]) if is_part else key)
-    kinds = [(rows[entry].operation.name, rows[entry].output_index) for entry in operations]
+        place = id(rows[entry].code), rows[entry].instruction
+        steps.append((*key[:2], *key[4:], place) if is_part else key)
+    # Coarser keys: what is done without parameters is told apart by the function alone.
+    kinds = [key if params[entry] else key[:2] for key, entry in zip(keys, operations, strict=True)]
     shifted = [[parent - start for parent in reads[entry]] for entry in operations]
     has_params = [bool(params[entry]) for entry in operations]
+    calls = [rows[entry].module_call for entry in operations]
     numbered = group_into_layers(
-        _numbered(keys), has_params, _numbered(kinds), shifted, _numbered(steps)
+        _numbered(keys),
+        has_params,
+        _numbered(kinds),
+        shifted,
+        _numbered(steps),
+        calls,
+        _calls_of_repeated_modules(recording.module_calls, calls),
     )
     return [start + first for first in numbered]
+
+
+def _calls_of_repeated_modules(
+    module_calls: Sequence[ModuleCall], calls: Sequence[int]
+) -> list[list[list[int]]]:
+    """For each module that ran more than once, the operations in each of its calls.
+
+    `calls` is the innermost call of each operation.
+    """
+    repeated = {call.address for call in module_calls if call.pass_num > 1}
+    if not repeated:
+        return []
+    chains = call_chains(module_calls)
+    made: dict[int, list[int]] = {}
+    for operation, innermost in enumerate(calls):
+        for call in chains[innermost]:
+            if module_calls[call].address in repeated:
+                made.setdefault(call, []).append(operation)
+    found: dict[str, list[list[int]]] = {}
+    for call, operations in made.items():
+        found.setdefault(module_calls[call].address, []).append(operations)
+    return list(found.values())
 
 
 def _numbered(keys: Iterable[Hashable]) -> list[int]:
@@ -265,10 +296,9 @@ def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Has
     """What an operation does: see `loops.py`."""
     name: Hashable = row.operation.name
     if params and recording.joint_params.isdisjoint(params):
-        # In JAX, the same primitive computes gradients too, with other settings.
-        if recording.framework != "torch":
-            return row.operation, row.output_index, params, hashable(row.kwargs)
-        return name, row.output_index, params
+        # In JAX, a primitive may run in two operations: it computes gradients too.
+        what = name if recording.framework == "torch" else row.operation
+        return what, row.output_index, params, hashable(row.args), hashable(row.kwargs)
     shapes = tuple(
         [recording.rows[number].shape for _, number in located(row.references) if number >= 0]
     )

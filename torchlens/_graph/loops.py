@@ -5,9 +5,10 @@ What an operation does is its key: the function and its parameters, or, without 
 function, its other arguments, the shapes of its inputs and its module. There are two kinds of
 repeated structure; both are found in near-linear time and joined by union-find:
 
-- shared parameters: operations with parameters and equal keys are passes of one layer; so are, step
-  by step, operations that are connected in the same way to passes of one layer (the `relu` after
-  each call of the same `linear`);
+- shared parameters: operations with parameters and equal keys are passes of one layer; so are all
+  operations in calls of one module with parameters that did the same, and, step by step, operations
+  that are connected in the same way to passes of one layer (the `relu` after each call of the same
+  `linear`);
 - repetition: the sequence of keys repeats back to back (`add sin add sin ...`), every operation
   reads the counterparts of what its counterpart one period earlier read, and each period reads from
   the one before it. Nested loops are found from the inside out.
@@ -15,7 +16,7 @@ repeated structure; both are found in near-linear time and joined by union-find:
 
 import sys
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from torchlens._graph.repeats import Repetition, UnionFind, next_occurrences, stretches
@@ -31,19 +32,25 @@ TAKING_A_PART = INDEXING | {
 def group_into_layers(
     keys: Sequence[int],
     has_params: Sequence[bool],
-    kinds: Sequence[Hashable],
+    kinds: Sequence[int],
     parents: Sequence[Sequence[int]],
-    steps: Sequence[int] | None = None,
+    steps: Sequence[int],
+    calls: Sequence[int],
+    repeated: Iterable[Sequence[Sequence[int]]],
 ) -> list[int]:
     """For each operation, in order of execution, the first operation of its layer.
 
-    `kinds` are coarser keys (the function alone). Negative numbers in `parents` are inputs and
-    buffers. `steps` are the keys by which repetition is found: that of `x[:, t]` is the same for
-    each `t`, so that the operations around it become passes of one layer, although it does not.
+    `kinds` are coarser keys (without parameters, the function alone). Negative numbers in `parents`
+    are inputs and buffers. `steps` are the keys by which repetition is found: that of `x[:, t]` at
+    one place in the source is the same for each `t`, so that the operations around it become passes
+    of one layer, although it does not. `calls` are the innermost calls of modules in which the
+    operations ran, and `repeated` are the operations in each call of a module called repeatedly.
     """
     groups = UnionFind()
-    _join_repetitions(keys, keys if steps is None else steps, parents, groups)
-    _join_around_parameters(keys, has_params, kinds, parents, groups)
+    _join_repetitions(keys, steps, parents, groups)
+    for operations in repeated:
+        _join_calls(operations, keys, has_params, parents, groups)
+    _join_around_parameters(keys, has_params, kinds, parents, calls, groups)
     return [groups.find(operation) for operation in range(len(keys))]
 
 
@@ -57,14 +64,14 @@ def _join_repetitions(
     groups: UnionFind,
 ) -> None:
     known: set[Repetition] = set()
-    pairs = next_occurrences(enumerate(steps))
+    pairs = _candidates(steps, parents)
     while True:
         repeating: dict[int, list[int]] = {}  # period → operations whose key comes again after it
         for before, operation in pairs:
             repeating.setdefault(operation - before, []).append(before)
         runs: list[Repetition] = []
         for period, operations in repeating.items():
-            for start, end in stretches(steps, period, operations):
+            for start, end in stretches(steps, period, sorted(operations)):
                 if end - start >= period:
                     runs += _join_run(start, end, period, keys, parents, groups)
         # In a loop around loops, where each operation occurs several times, the period of the outer
@@ -74,6 +81,24 @@ def _join_repetitions(
             return
         known.update(new)
         pairs = iter(sorted(set(_loops_that_come_again(new, steps))))
+
+
+def _candidates(
+    steps: Sequence[int], parents: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, int]]:
+    """Pairs of operations that may be one period apart: each with the next equal one. If a body has
+    several equal steps, what they read tells them apart, or one reads its own result.
+    """
+    yield from next_occurrences(enumerate(steps))
+    reads = [
+        (step, *(steps[parent] if parent >= 0 else parent for parent in own))
+        for step, own in zip(steps, parents, strict=True)
+    ]
+    yield from next_occurrences(enumerate(reads))
+    for operation, own in enumerate(parents):
+        for parent in own:
+            if parent >= 0 and steps[parent] == steps[operation]:
+                yield parent, operation
 
 
 def _loops_that_come_again(
@@ -136,11 +161,12 @@ def _join_run(
     origins = _Origins()
 
     def join(stop: int) -> None:
-        if stop - start >= period and _reads_previous(start, period, parents):
-            for operation in range(start, stop):
+        first = _beginning_of_loop(start, stop, period, parents)
+        if first is not None:
+            for operation in range(first, stop):
                 if keys[operation] == keys[operation + period]:
                     groups.join(operation, operation + period)
-            runs.append(Repetition(start, stop + period, period))
+            runs.append(Repetition(first, stop + period, period))
 
     # Operations, and where a loop with them begins at the latest; the tightest bound first.
     latest: deque[tuple[int, int]] = deque()
@@ -208,16 +234,72 @@ def _beginnings(mine: Sequence[int], later: Sequence[int], period: int) -> tuple
             first = max(first, a + 1)
         else:
             last = min(last, b)
-            if b != a + period:  # the first step reads something else
-                first = max(first, a + 1)
+            if b != a + period:  # only the first step reads something else
+                first = max(first, a + 1, b - period + 1)
     return first, last
 
 
-def _reads_previous(start: int, period: int, parents: Sequence[Sequence[int]]) -> bool:
-    second = range(start + period, start + 2 * period)
-    return any(
-        start <= parent < start + period for operation in second for parent in parents[operation]
-    )
+def _beginning_of_loop(
+    start: int, stop: int, period: int, parents: Sequence[Sequence[int]]
+) -> int | None:
+    """Where the loop in a run begins; None if it is no loop.
+
+    A loop has a state: a value that leads to itself one or more periods later. What a period reads
+    from the one before must depend on the state. In `f(p[0]), f(p[1]), f(r[0]), f(r[1])`, each
+    index after a call of `f` looks like the start of a period that reads the one before.
+    """
+    if stop - start < period:
+        return None
+    stateful = _depending_on_state(start, period, parents)
+    operation = start
+    while operation < start + period <= stop:
+        for mine, later in zip(parents[operation], parents[operation + period], strict=True):
+            if mine < start <= later and later % period not in stateful:
+                start = operation + 1
+        operation += 1
+    return start if stateful and start + period <= stop else None
+
+
+def _depending_on_state(start: int, period: int, parents: Sequence[Sequence[int]]) -> set[int]:
+    """The operations of a loop, modulo its period, that are on a cycle of reads or behind one."""
+    reads: dict[int, list[int]] = {}  # operation → the operations in the loop that it reads
+    readers: dict[int, list[int]] = {}
+    for operation in range(start + period, start + 2 * period):
+        place = operation % period
+        reads[place] = [parent % period for parent in parents[operation] if parent >= start]
+        for parent in reads[place]:
+            readers.setdefault(parent, []).append(place)
+    unread = {place: len(own) for place, own in reads.items()}
+    free = [place for place, count in unread.items() if not count]
+    for place in free:
+        for reader in readers.get(place, ()):
+            unread[reader] -= 1
+            if not unread[reader]:
+                free.append(reader)
+    return unread.keys() - set(free)
+
+
+# -- calls of one module ---------------------------------------------------------------------------
+
+
+def _join_calls(
+    calls: Sequence[Sequence[int]],
+    keys: Sequence[int],
+    has_params: Sequence[bool],
+    parents: Sequence[Sequence[int]],
+    groups: UnionFind,
+) -> None:
+    """Joins the operations in those calls of a module with parameters that did the same."""
+    first: dict[Hashable, Sequence[int]] = {}
+    for operations in calls:
+        if any(map(has_params.__getitem__, operations)):
+            start = operations[0]
+            work = tuple([
+                (keys[operation], *(max(parent - start, -1) for parent in parents[operation]))
+                for operation in operations
+            ])  # fmt: skip
+            for one, other in zip(first.setdefault(work, operations), operations, strict=True):
+                groups.join(one, other)
 
 
 # -- shared parameters -----------------------------------------------------------------------------
@@ -226,17 +308,23 @@ def _reads_previous(start: int, period: int, parents: Sequence[Sequence[int]]) -
 def _join_around_parameters(
     keys: Sequence[Hashable],
     has_params: Sequence[bool],
-    kinds: Sequence[Hashable],
+    kinds: Sequence[int],
     parents: Sequence[Sequence[int]],
+    calls: Sequence[int],
     groups: UnionFind,
 ) -> None:
     """Joins operations that share parameters and then, step by step, those of their neighbours that
     do the same.
     """
-    pending = _sharing_parameters(keys, has_params)
-    if not pending:
+    sharing = _sharing_parameters(keys, has_params)
+    if not sharing:
         return
     children = _children_with_positions(parents)
+    pending = [
+        alike
+        for operations in sharing
+        for alike in _split_by_use(operations, kinds, parents, children, calls)
+    ]
     grown_from: set[int] = set()
     for operations in pending:
         groups.join_all(operations)
@@ -263,6 +351,32 @@ def _sharing_parameters(keys: Sequence[Hashable], has_params: Sequence[bool]) ->
         if has_params[operation]:
             sharing.setdefault(key, []).append(operation)
     return [operations for operations in sharing.values() if len(operations) > 1]
+
+
+def _split_by_use(
+    operations: Sequence[int],
+    kinds: Sequence[int],
+    parents: Sequence[Sequence[int]],
+    children: Sequence[Sequence[tuple[int, int]]],
+    calls: Sequence[int],
+) -> Iterable[list[int]]:
+    """Splits operations with the same parameters: those in one call of a module are one layer only
+    if they read, or are read by, the same kind of operation.
+
+    Spectral norm multiplies its weight twice in a call: once to find a singular vector, and once to
+    find the singular value.
+    """
+    alike = UnionFind()
+    first: dict[Hashable, int] = {}
+    times: dict[int, int] = {}  # call → how many of its operations were seen
+    for operation in operations:
+        call = calls[operation]
+        times[call] = times.get(call, 0) + 1
+        read = tuple([kinds[parent] if parent >= 0 else -1 for parent in parents[operation]])
+        readers = [(call, position, kinds[child]) for position, child in children[operation]]
+        for use in (times[call], (call, read), *readers):
+            alike.join(first.setdefault(use, operation), operation)
+    return alike.sets(operations).values()
 
 
 def _children_with_positions(parents: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
@@ -306,16 +420,16 @@ def _parents_by_role(
 
 def _split_by_origin(
     candidates: list[int],
-    kinds: Sequence[Hashable],
+    kinds: Sequence[int],
     parents: Sequence[Sequence[int]],
     via: Sequence[int],
 ) -> list[list[int]]:
-    """Splits operations that combine several tensors by the origin of those: `x + attention(x)` is
-    not `+ mlp(x)`.
+    """Splits operations by the origin of what they read: `x + attention(x)` is not `+ mlp(x)`.
 
-    The first step of a loop may have another origin than the later ones.
+    What reads one input alone is the same for any input, and the first step of a loop may have
+    another origin than the later ones.
     """
-    if not candidates or all(len(parents[operation]) < 2 for operation in candidates):
+    if len(candidates) < 2:
         return [candidates]
     own = set(candidates)
     linked = set(via)
@@ -329,7 +443,10 @@ def _split_by_origin(
 
     split: dict[Hashable, list[int]] = {}
     for operation in candidates:
-        split.setdefault(tuple(map(origin, parents[operation])), []).append(operation)
+        read = parents[operation]
+        reads_input = len(read) == 1 and read[0] < 0
+        origins = "input" if reads_input else tuple(map(origin, read))
+        split.setdefault(origins, []).append(operation)
     return _with_first_step(list(split.values()), candidates[0], parents)
 
 

@@ -7,6 +7,9 @@ Entries are in the order of the log, so parents come before their children.
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
+# As many layers as are followed in one walk over the graph, so that memory stays small.
+_LAYERS_AT_ONCE = 512
+
 # For each entry (shortest, longest), or None where there is no path.
 Distances = list[tuple[int, int] | None]
 
@@ -99,6 +102,31 @@ def _distances(
             shortest, longest = zip(*known, strict=True)
             distances[entry] = 1 + min(shortest), 1 + max(longest)
     return distances
+
+
+def most_passes_of_a_loop(layers: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> int:
+    """The largest number of passes among the layers of which one pass leads to a later one; 1 if
+    there are none.
+
+    `layers` has the entries of each layer. Bit k of a number stands for the k-th layer.
+    """
+    several = sorted((own for own in layers if len(own) > 1), key=len, reverse=True)
+    for start in range(0, len(several), _LAYERS_AT_ONCE):
+        some = several[start : start + _LAYERS_AT_ONCE]
+        own_bit = {entry: 1 << number for number, own in enumerate(some) for entry in own}
+        behind: list[int] = []  # for each entry, the layers that lead to it, itself included
+        looped = 0
+        for entry, above in enumerate(parents):
+            reached = 0
+            for parent in above:
+                reached |= behind[parent]
+            bit = own_bit.get(entry, 0)
+            looped |= reached & bit
+            behind.append(reached | bit)
+        if looped:
+            first = (looped & -looped).bit_length() - 1
+            return len(some[first])
+    return 1
 
 
 def topological_order(children: Sequence[Iterable[int]]) -> list[int]:

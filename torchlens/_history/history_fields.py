@@ -43,13 +43,13 @@ class HistoryFields:
 
     @property
     def model_is_recurrent(self) -> bool:
-        """Whether some layer has more than one pass."""
+        """Whether a result of some layer leads to a later pass of that layer."""
         return self.model_max_recurrent_loops > 1
 
     @property
     def model_max_recurrent_loops(self) -> int:
-        """The largest number of passes that a layer has."""
-        return max((layer.num_passes for layer in self._log.graph.layers), default=1)
+        """The largest number of passes of a layer whose result leads to a later pass of it."""
+        return self._log.most_loops
 
     @property
     def model_is_branching(self) -> bool:

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
         reached_by_gradients,
         repeated_in_backward,
     )
-    from torchlens._graph.paths import Distances, distances_from_inputs, distances_to_outputs
+    from torchlens._graph.paths import (
+        Distances,
+        distances_from_inputs,
+        distances_to_outputs,
+        most_passes_of_a_loop,
+    )
     from torchlens._history.pickling import (
         Format,
         copied_deeply,
@@ -46,8 +51,11 @@ else:
         "reached_by_gradients",
         "repeated_in_backward",
     )
-    distances_from_inputs, distances_to_outputs = lazy_functions(
-        "torchlens._graph.paths", "distances_from_inputs", "distances_to_outputs"
+    distances_from_inputs, distances_to_outputs, most_passes_of_a_loop = lazy_functions(
+        "torchlens._graph.paths",
+        "distances_from_inputs",
+        "distances_to_outputs",
+        "most_passes_of_a_loop",
     )
     Format, copied_deeply, packed, portable_options, unpacked = lazy_functions(
         "torchlens._history.pickling",
@@ -241,6 +249,11 @@ class Log:
     @cached_property
     def layer_labels(self) -> list[str]:
         return [layer.label for layer in self.graph.layers]
+
+    @cached_property
+    def most_loops(self) -> int:
+        layers = [layer.entries for layer in self.graph.layers]
+        return most_passes_of_a_loop(layers, self.graph.parents)
 
     @cached_property
     def repeats(self) -> list[bool]:

@@ -102,8 +102,12 @@ def _values_read(log: Log) -> str:
 
 
 def _structure(log: Log) -> str:
-    loops = max((layer.num_passes for layer in log.graph.layers), default=1)
-    kind = f"recurrent (at most {loops} loops)" if loops > 1 else "purely feedforward"
+    kind = "purely feedforward"
+    passes = max((layer.num_passes for layer in log.graph.layers), default=1)
+    if log.most_loops > 1:
+        kind = f"recurrent (at most {log.most_loops} loops)"
+    elif passes > 1:
+        kind = f"feedforward, with shared layers (at most {passes} passes)"
     branching = "with" if max(map(len, log.graph.children), default=0) > 1 else "without"
     conditions = ", with conditions" if log.graph.booleans else ""
     return f"{kind}, {branching} branching{conditions}"
