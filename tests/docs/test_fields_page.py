@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchlens as tl
 
@@ -87,3 +88,10 @@ def test_a_new_field_and_a_new_sentence_get_into_the_page():
     page = "| field | is |\n|---|---|\n| `a` | Old. |\n| `gone` | x. |\n| `c` | C. |\n\ntext"
     made = with_rows_of(page, {"a": "New.", "b": "B.", "c": "C."})
     assert made == "| field | is |\n|---|---|\n| `a` | New. |\n| `b` | B. |\n| `c` | C. |\n\ntext"
+
+
+def test_the_table_has_all_fields_but_those_that_the_page_lists():
+    end = PAGE.read_text(encoding="utf-8").partition("`history.to_pandas()` has one row per")[2]
+    listed = set(re.findall(r"`(\w+)`", end)) - {"source"}
+    history = tl.log_forward_pass(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    assert listed == set(fields_of(tl.LayerEntry)) - set(history.to_pandas().columns)

@@ -8,6 +8,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Conditional, Model, Recurrent, Residual
+from tests.work import lines_run
 
 HISTORY_FIELDS = [
     "model_name",
@@ -418,3 +419,43 @@ def test_print_all_fields_shows_each_field(capsys: pytest.CaptureFixture[str]) -
     for name in HISTORY_FIELDS:
         assert f"{name}: " in out
     assert "layer_labels: ['input_1_0', 'linear_1_1'" in out
+
+
+def _long_loop(count: int) -> tl.ModelHistory:
+    def forward(self: Model, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(count // 2):
+            x = torch.sin(x + y)
+        return x, y * 2
+
+    return tl.get_model_metadata(Model(forward), [torch.ones(1), torch.ones(1)])
+
+
+@torch.no_grad()
+def test_the_ancestors_of_ten_times_the_entries_are_ten_times_the_work() -> None:
+    def lines(count: int) -> int:
+        history = _long_loop(count)
+        assert history.layer_labels
+
+        def read() -> None:
+            for entry in history:
+                assert entry.input_ancestors
+                assert entry.output_descendents
+
+        return lines_run(read)
+
+    assert lines(2_000) < 11 * lines(200)
+
+
+def test_ancestors_are_the_inputs_and_outputs_that_a_search_finds() -> None:
+    history = _long_loop(6)
+    for entry in history:
+        for edges, ends, found in (
+            ("parent_layers", history.input_layers, entry.input_ancestors),
+            ("child_layers", history.output_layers, entry.output_descendents),
+        ):
+            reached, pending = {entry.layer_label}, [entry.layer_label]
+            while pending:
+                new = set(getattr(history[pending.pop()], edges)) - reached
+                reached |= new
+                pending += new
+            assert found == reached & set(ends)

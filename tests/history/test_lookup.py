@@ -255,3 +255,15 @@ def test_each_tensor_that_a_module_returns_has_a_key() -> None:
     assert len(both.layers_with_saved_activations) == 2
     with pytest.raises(KeyError, match="means 2 tensors"):
         history["pair.output.sum"]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda entry: entry.tensor_contents.mean() > 0,
+        lambda entry: entry.tensor_contents is not None,
+    ],
+)
+def test_a_function_that_chooses_by_value_is_told_that_values_come_later(choose: Any) -> None:
+    with pytest.raises(ValueError, match="no tensor_contents"):
+        tl.log_forward_pass(nn.Linear(2, 2), torch.ones(1, 2), layers_to_save=choose)

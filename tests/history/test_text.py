@@ -10,7 +10,7 @@ import torch
 
 import torchlens as tl
 from tests.failures import partial_history
-from tests.networks import Recurrent, Residual
+from tests.networks import Model, Recurrent, Residual
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,3 +79,22 @@ def test_repr_is_one_line() -> None:
     assert repr(history).startswith("<ModelHistory of Residual: 13 layers")
     assert repr(history["add_1"]) == "<LayerEntry add_1_3>"
     assert "\n" not in repr(history)
+
+
+@torch.no_grad()
+def test_a_very_long_list_of_layers_is_printed_by_its_ends() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = x + 1
+        return x
+
+    short = tl.get_model_metadata(Model(forward, times=9_998), torch.ones(1))
+    assert str(short) == short.to_text()
+    long = tl.get_model_metadata(Model(forward, times=12_000), torch.ones(1))
+    lines = str(long).split("\n")
+    assert lines[-501].strip() == "... 11,002 more: print(history.to_text())"
+    assert lines[-1].endswith("12001: output_1_2")
+    whole = long.to_text().split("\n")
+    assert whole[: len(lines) - 501] == lines[:-501]
+    assert whole[-500:] == lines[-500:]
+    assert len(whole) == len(lines) + 11_001

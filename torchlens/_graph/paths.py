@@ -40,6 +40,22 @@ def ancestors_of(targets: Iterable[int], parents: Sequence[Sequence[int]]) -> li
     return reached
 
 
+def sets_behind(
+    ends: Sequence[int], neighbours: Sequence[Sequence[int]], order: Iterable[int]
+) -> list[int]:
+    """For each entry, which of `ends` lead to it (each to itself): bit k stands for the k-th.
+
+    `neighbours` are the parents or the children of each entry; they come first in `order`.
+    """
+    behind = [0] * len(neighbours)
+    for number, end in enumerate(ends):
+        behind[end] = 1 << number
+    for entry in order:
+        for neighbour in neighbours[entry]:
+            behind[entry] |= behind[neighbour]
+    return behind
+
+
 def connected(
     inputs: Iterable[int], outputs: Iterable[int], parents: Sequence[Sequence[int]]
 ) -> list[bool]:

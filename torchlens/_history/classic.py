@@ -99,7 +99,7 @@ def classic_field(owner: Any, name: str) -> Any:
     if is_entry and name in ENTRY_METHODS:
         return MethodType(ENTRY_METHODS[name], owner)
     # Without `obj`, or Python would add a guess of its own to the hint.
-    raise AttributeError(_no_field(kind, name, is_entry), name=name)
+    raise AttributeError(_no_field(LayerEntry if is_entry else kind, name, is_entry), name=name)
 
 
 def _no_field(kind: type, name: str, is_entry: bool) -> str:

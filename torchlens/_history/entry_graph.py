@@ -109,27 +109,20 @@ class EntryGraph(EntryFields):
         (reads,) = located_parents(self)
         return [(location, self._log.label(parent)) for location, parent in reads]
 
-    def _reachable(self, edges: Any) -> set[int]:
-        seen = {self._entry}
-        pending = [self._entry]
-        while pending:
-            for entry in edges[pending.pop()]:
-                if entry not in seen:
-                    seen.add(entry)
-                    pending.append(entry)
-        return seen
-
     @property
     def input_ancestors(self) -> set[str]:
         """Labels of the inputs that lead to it."""
-        reached = self._reachable(self._log.graph.parents)
-        return set(self._labels(entry for entry in self._log.graph.inputs if entry in reached))
+        above = self._log.inputs_above[self._entry]
+        return self._marked(self._log.graph.inputs, above)
 
     @property
     def output_descendents(self) -> set[str]:
         """Labels of the outputs it leads to."""
-        reached = self._reachable(self._log.graph.children)
-        return set(self._labels(entry for entry in self._log.graph.outputs if entry in reached))
+        below = self._log.outputs_below[self._entry]
+        return self._marked(self._log.graph.outputs, below)
+
+    def _marked(self, entries: Sequence[int], bits: int) -> set[str]:
+        return set(self._labels(entry for k, entry in enumerate(entries) if bits >> k & 1))
 
     @field
     def has_input_ancestor(self) -> list[bool]:

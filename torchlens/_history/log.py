@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         distances_from_inputs,
         distances_to_outputs,
         most_passes_of_a_loop,
+        sets_behind,
     )
     from torchlens._history.pickling import (
         Format,
@@ -51,11 +52,14 @@ else:
         "reached_by_gradients",
         "repeated_in_backward",
     )
-    distances_from_inputs, distances_to_outputs, most_passes_of_a_loop = lazy_functions(
-        "torchlens._graph.paths",
-        "distances_from_inputs",
-        "distances_to_outputs",
-        "most_passes_of_a_loop",
+    distances_from_inputs, distances_to_outputs, most_passes_of_a_loop, sets_behind = (
+        lazy_functions(
+            "torchlens._graph.paths",
+            "distances_from_inputs",
+            "distances_to_outputs",
+            "most_passes_of_a_loop",
+            "sets_behind",
+        )
     )
     Format, copied_deeply, packed, portable_options, unpacked = lazy_functions(
         "torchlens._history.pickling",
@@ -68,6 +72,12 @@ else:
 
 
 _Value = TypeVar("_Value")
+
+# What is known about a graph until it is replaced.
+_OF_THE_GRAPH = (
+    "inputs_above", "outputs_below", "most_loops", "layer_labels", "repeats", "from_input",
+    "to_output",
+)  # fmt: skip
 
 
 class Log:
@@ -137,7 +147,7 @@ class Log:
         """
         if recording.branches or self.recording.branches:  # threads: rows may have other numbers
             self._graph, self._make_graph = None, build_graph
-            for known in ("module_names", "module_call_addresses"):
+            for known in ("module_names", "module_call_addresses", *_OF_THE_GRAPH):
                 self.__dict__.pop(known, None)
         freed_memory().drop(partial(setattr, self, "recording", recording))
 
@@ -249,6 +259,18 @@ class Log:
     @cached_property
     def layer_labels(self) -> list[str]:
         return [layer.label for layer in self.graph.layers]
+
+    @cached_property
+    def inputs_above(self) -> list[int]:
+        """For each entry, the inputs that lead to it, as bits."""
+        parents = self.graph.parents
+        return sets_behind(self.graph.inputs, parents, range(len(parents)))
+
+    @cached_property
+    def outputs_below(self) -> list[int]:
+        """For each entry, the outputs that it leads to, as bits."""
+        children = self.graph.children
+        return sets_behind(self.graph.outputs, children, reversed(range(len(children))))
 
     @cached_property
     def most_loops(self) -> int:

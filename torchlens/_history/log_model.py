@@ -118,6 +118,20 @@ def _run_selecting(
 # -- running it again ------------------------------------------------------------------------------
 
 
+class _EntryToChoose(LayerEntry):
+    """What a predicate of `layers_to_save` is given: an entry whose value is not saved yet."""
+
+    __slots__ = ()
+
+    @property
+    def tensor_contents(self) -> Any:
+        raise ValueError(
+            "layers_to_save chooses layers before their values are saved: its function can read "
+            "names, shapes, modules, parameters and edges of an entry, but no tensor_contents. To "
+            "choose by value, save all layers and select entries of the history."
+        )
+
+
 def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any) -> bool | frozenset[int]:
     """The rows of the recording that `layers_to_save` means: all (True), none (False), or their
     numbers.
@@ -126,7 +140,7 @@ def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any) -> bool | froz
     if layers_to_save in ("all", "none"):
         return bool(layers_to_save == "all")
     if isinstance(layers_to_save, Callable):  # type: ignore[arg-type]
-        chosen = [entry for entry in log.visible if layers_to_save(LayerEntry(log, entry))]
+        chosen = [entry for entry in log.visible if layers_to_save(_EntryToChoose(log, entry))]
     else:
         chosen = [entry for key in keys_in(layers_to_save) for entry in lookup.many(key)]
     return frozenset(log.graph.recorded[entry] for entry in chosen)

@@ -117,15 +117,26 @@ class ModelHistory(HistoryFields, ClassicAccess):
         return True
 
     def __str__(self) -> str:
+        return self._text(is_whole=False)
+
+    def to_text(self) -> str:
+        """What `print(history)` shows, with every layer: of more than 10,000 layers, `print` shows
+        the first and the last 500.
+        """
+        return self._text(is_whole=True)
+
+    def _text(self, *, is_whole: bool) -> str:
         from torchlens._history.printing import history_text
 
-        return without_collector(lambda: history_text(self._log, self.model_name))
+        return without_collector(
+            lambda: history_text(self._log, self.model_name, is_whole=is_whole)
+        )
 
     def __repr__(self) -> str:
         return f"<ModelHistory of {self.model_name}: {len(self)} layers; print() it to see them>"
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A table with one row per entry and one column per field that is not a tensor."""
+        """A table with one row per entry; docs/fields.md lists the columns."""
         from torchlens._history.tables import entries_to_pandas
 
         return entries_to_pandas(ManyEntries(self._log, self._log.visible))

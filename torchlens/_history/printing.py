@@ -24,15 +24,23 @@ from torchlens.errors import ValueChangedError
 _WIDTH = 100
 _MAX_READ = 5
 _PREVIEW = 5
+# A list of more layers is shortened to its ends.
+_LONG, _AT_EITHER_END = 10_000, 500
 
 
-def history_text(log: Log, name: str) -> str:
-    """A forward pass at a glance, then its modules and layers."""
+def history_text(log: Log, name: str, *, is_whole: bool) -> str:
+    """A forward pass at a glance, then its modules and layers; unless `is_whole`, a very long list
+    of layers is shortened.
+    """
     recording, graph = log.recording, log.graph
     entries = range(len(graph.recorded))
     are_saved, sizes = log.are_saved(entries), log.sizes(entries)
     num_saved = sum(are_saved)
     total_bytes, saved_bytes = sum(sizes), sum(compress(sizes, are_saved))
+    layers = _layer_lines(log, is_marked=num_saved < len(entries))
+    if len(layers) > _LONG and not is_whole:
+        left_out = f"\t\t... {len(layers) - 2 * _AT_EITHER_END:,} more: print(history.to_text())"
+        layers[_AT_EITHER_END:-_AT_EITHER_END] = [left_out]
     params = recording.params
     param_bytes = sum(p.numel() * p.element_size() for p in params)
     tree = graph.module_tree
@@ -54,7 +62,7 @@ def history_text(log: Log, name: str) -> str:
         "\tModule Hierarchy:",
         *(f"\t\t{line}" for line in _hierarchy(tree.top_level, tree.children, 0)),
         "\tLayers:" if num_saved == len(entries) else "\tLayers (* means saved):",
-        *_layer_lines(log, is_marked=num_saved < len(entries)),
+        *layers,
     ]
     return "\n".join(lines)
 
