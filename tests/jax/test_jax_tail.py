@@ -1,5 +1,6 @@
 """A jitted training loop under `tail`: one compiled program, with the values of the plain one."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -341,3 +342,62 @@ def test_what_a_loop_or_the_function_returns_is_in_the_file_once(tmp_path):
     assert np.array_equal(history["tanh_1"].tensor_contents, np.asarray(carry))
     for turn in range(5):
         assert np.array_equal(history[f"sin_1:{turn + 1}"].tensor_contents, np.asarray(rows[turn]))
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Scale:
+    """A layer of no library: a callable tree."""
+
+    weight: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * self.weight
+
+
+def layers_in_turn() -> dict[str, Any]:
+    return {
+        "a": Scale(jnp.ones(4)),
+        "act": jax.nn.relu,
+        "b": Scale(jnp.ones(4)),
+        "out": jax.nn.sigmoid,
+    }
+
+
+@pytest.mark.parametrize(
+    ("choose", "chosen"),
+    [
+        (lambda path, node: node in (jax.nn.relu, jax.nn.sigmoid), {"act", "out"}),
+        (lambda path, node: isinstance(node, Scale), {"a", "b"}),
+        (lambda path, node: "act" in path, {"act"}),
+    ],
+    ids=["functions", "class", "path"],
+)
+def test_a_filter_is_given_the_layer_objects(choose: Any, chosen: set[str], tmp_path):
+    path = tmp_path / "trace.safetensors"
+    with tl.tail(layers_in_turn(), path, choose) as m:
+        m(jnp.ones(4))
+    assert {name.split("/")[1] for name in tl.read_trace(path)} == chosen
+
+
+def test_a_filter_of_a_jitted_function_is_given_the_layer_objects(tmp_path):
+    path = tmp_path / "trace.safetensors"
+    given = []
+
+    def choose(address: list[str], node: Any) -> bool:
+        given.append(type(node))
+        return isinstance(node, eqx.nn.Linear)
+
+    model = eqx.nn.MLP(4, 4, 4, 1, key=jax.random.key(0))
+    with tl.tail(eqx.filter_jit(model), path, choose) as m:
+        m(jnp.ones(4))
+    assert set(given) == {eqx.nn.Linear}
+    assert {name.split("/")[1] for name in tl.read_trace(path)} == {"layers.0", "layers.1"}
+
+
+def test_a_filter_that_chooses_nothing_is_told_with_what_there_is(tmp_path):
+    tail = tl.tail(layers_in_turn(), tmp_path / "trace.safetensors", lambda path, node: False)
+    tail.__enter__()(jnp.ones(4))
+    text = "chose no module that .* called. Modules that it called: 'a', 'act', 'b', 'out'"
+    with pytest.warns(UserWarning, match=text):
+        tail.__exit__(None, None, None)

@@ -441,6 +441,13 @@ def test_layers_that_fit_nothing_are_told_with_what_there_is(layers: Any, path: 
         tail.__exit__(None, None, None)
 
 
+def test_a_filter_for_a_model_without_modules_is_told_that_there_are_none(path: Path):
+    tail = tl.tail(nn.Linear(2, 2), path, lambda path, node: True)
+    tail.__enter__()(torch.rand(1, 2))
+    with pytest.warns(UserWarning, match="Modules that it called: none"):
+        tail.__exit__(None, None, None)
+
+
 def test_nothing_is_left_behind(path: Path):
     model = MLP()
     with tl.tail(model, path) as m:

@@ -36,7 +36,8 @@ from torchlens._recording.operations import OUTPUT
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.trees import Path
 
-Choice = Callable[[Recording], Iterable[int]]
+# From a recording and its modules by address.
+Choice = Callable[[Recording, dict[str, Any]], Iterable[int]]
 
 
 class CallTrees:
@@ -105,7 +106,7 @@ class CompiledRun:
         program = self._programs.get(key)
         if program is None:
             program = self._trace(args, kwargs)
-            program.compile(self._choose(program.recording))
+            program.compile(self._choose(program.recording, program.taken_modules()))
             self._programs[self._kind_of(args, kwargs)] = program
         return program.run(args, kwargs)
 
@@ -197,6 +198,11 @@ class Program:
             for leaf, is_own in zip(self._leaves, self._is_array, strict=True)
         ]
         return self._trees.rebuild(self._tree, leaves)
+
+    def taken_modules(self) -> dict[str, Any]:
+        """The modules that were called, by address; the program forgets them."""
+        modules, self._session.tracker.modules = self._session.tracker.modules, {}
+        return modules
 
     # -- the recording
     # ---------------------------------------------------------------------------------------------

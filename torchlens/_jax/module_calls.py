@@ -31,6 +31,7 @@ class JaxModuleTracker:
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
         self.classes = parts.classes
+        self.modules: dict[str, Any] = {}  # address → the object that was called first
         self._parts = parts
         self._recorder = recorder
         self._num_calls: dict[str, int] = {}
@@ -80,6 +81,7 @@ class JaxModuleTracker:
         call, outer = len(recorder.module_calls), recorder.running
         place = recorder.places.here(sys._getframe(4))
         recorder.module_calls.append(ModuleCall(address, pass_num, outer, *place))
+        self.modules.setdefault(address, module)
         name = getattr(module, "__name__", None)  # of a function
         self.classes.setdefault(address, name if isinstance(name, str) else type(module).__name__)
         self.entries.append((call, self._entries_in((args, kwargs))))

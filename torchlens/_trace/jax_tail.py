@@ -16,6 +16,7 @@ from torchlens._jax.primitive_recorder import CURRENT
 from torchlens._recording.recording import Recording
 from torchlens._trace.names import (
     NamedLayers,
+    UnmetFilter,
     checked_keys,
     modules_fitting,
     names_of_rows,
@@ -38,6 +39,7 @@ class JaxTail(BaseTail):
         if not callable(layers) and layers != "all":
             self._layers = checked_keys(layers, "layers", "max", "class name")
         self._named = NamedLayers(self._layers if isinstance(self._layers, list) else ())
+        self._unmet_filter = UnmetFilter()
         self._num_traced = 0
         self._compiled = (
             CompiledRun(model.forward, model.name, self._choose, options.params)
@@ -62,6 +64,7 @@ class JaxTail(BaseTail):
         )
         self._end(
             unmet_warning(self._named.unmet, self._named.names, self._name),
+            self._unmet_filter.warning(self._name),
             traced if self._num_traced else None,
         )
 
@@ -105,12 +108,12 @@ class JaxTail(BaseTail):
         try:
             return session.run(list(args), kwargs)
         finally:
-            self._hand_over(number, session.recording)
+            self._hand_over(number, session.recording, session.tracker.modules)
 
-    def _hand_over(self, number: int, recording: Recording) -> None:
+    def _hand_over(self, number: int, recording: Recording, modules: dict[str, Any]) -> None:
         assert self._writer is not None
         try:
-            chosen = frozenset(self._choose(recording))
+            chosen = frozenset(self._choose(recording, modules))
             for row in range(len(recording.rows)):
                 if row not in chosen:
                     recording.values[row], recording.versions[row] = None, -1
@@ -118,15 +121,15 @@ class JaxTail(BaseTail):
         except Exception as error:  # as above
             self._writer.fail(error)
 
-    def _choose(self, recording: Recording) -> Iterable[int]:
-        """The rows whose values are recorded."""
+    def _choose(self, recording: Recording, modules: dict[str, Any]) -> Iterable[int]:
+        """The rows whose values are recorded. `modules` are the objects that were called."""
         layers = self._layers
         if layers == "all":
             return range(len(recording.rows))
         addresses = dict.fromkeys(call.address for call in recording.module_calls[1:])
         if callable(layers):
-            classes = recording.module_classes
-            chosen = {own for own in addresses if layers(own.split("."), classes.get(own))}
+            chosen = {own for own in addresses if layers(own.split("."), modules.get(own))}
+            self._unmet_filter.note(chosen, addresses)
             return _outputs_of(recording, chosen)
         by_name = [row for row, name in enumerate(names_of_rows(recording, 1)) if self._named(name)]
         if names_operations(layers):

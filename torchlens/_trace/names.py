@@ -6,7 +6,7 @@ operation of the model itself, outside any module. Inputs, outputs and buffers a
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -188,6 +188,30 @@ def fits(name: str, key: str) -> bool:
     """
     bare, _, number = name.partition(":")
     return any(fnmatchcase(form, key) for form in (bare, f"{bare}:{number or 1}"))
+
+
+class UnmetFilter:
+    """Whether the choice of modules, by address or by a function, met one that was called."""
+
+    def __init__(self) -> None:
+        self._called: dict[str, None] | None = None
+        self._is_met = False
+
+    def note(self, chosen: Collection[str], called: Iterable[str]) -> None:
+        """Takes the addresses that were chosen, and those that a call of the model called."""
+        if not self._is_met:
+            self._called = dict.fromkeys(called)
+            self._is_met = not self._called.keys().isdisjoint(chosen)
+
+    def warning(self, model: str) -> str | None:
+        """What to say at the end; None if a module was met or nothing was called."""
+        if self._is_met or self._called is None:
+            return None
+        called = ", ".join(map(repr, list(self._called)[:_SHOWN])) or "none"
+        return (
+            f"torchlens: layers chose no module that {model} called. Modules that it called: "
+            f"{called}."
+        )
 
 
 def unmet_warning(keys: Iterable[str], names: Sequence[str], model: str) -> str | None:

@@ -22,6 +22,7 @@ from torchlens._recording.user_code import warn_caller
 from torchlens._trace.call_writer import CallWriter, RepeatedCall
 from torchlens._trace.names import (
     NamedLayers,
+    UnmetFilter,
     checked_keys,
     modules_named,
     names_operations,
@@ -185,8 +186,7 @@ class Tail(BaseTail, Generic[_Model]):
         self.is_kept = layers if isinstance(layers, NamedLayers) else None
         self._module: Any = model
         self._layers = layers
-        # The modules of the last call, until a chosen module is called; then empty.
-        self._called: dict[str, None] | None = None
+        self._unmet_filter = UnmetFilter()
         self._local = threading.local()
         self._before: Any = None
 
@@ -207,13 +207,7 @@ class Tail(BaseTail, Generic[_Model]):
     def _warning_about_layers(self) -> str | None:
         if isinstance(self._layers, NamedLayers):
             return unmet_warning(self._layers.unmet, self._layers.names, self._name)
-        if not self._called:
-            return None
-        called = ", ".join(map(repr, list(self._called)[:12]))
-        return (
-            f"torchlens: layers chose no module that {self._name} called. Modules that it called: "
-            f"{called}."
-        )
+        return self._unmet_filter.warning(self._name)
 
     # -- intercepting calls ------------------------------------------------------------------------
 
@@ -287,11 +281,9 @@ class Tail(BaseTail, Generic[_Model]):
         assert self._writer is not None
         try:
             recording = session.recording
-            if isinstance(self._layers, frozenset) and self._called != {}:
-                calls = dict.fromkeys(
-                    call.address for call in recording.module_calls if call.address
-                )
-                self._called = {} if self._layers & calls.keys() else calls
+            if isinstance(self._layers, frozenset):
+                called = (call.address for call in recording.module_calls if call.address)
+                self._unmet_filter.note(self._layers, called)
             self._hand(number, recording)
         except Exception as error:  # as above
             self._writer.fail(error)
