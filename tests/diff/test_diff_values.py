@@ -2,6 +2,7 @@
 short types.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -345,6 +346,18 @@ def test_training_mode_is_not_taken_for_a_layer_too_many() -> None:
     evaluated = tl.log_forward_pass(model.eval(), X)
     (culprit,) = tl.diff(evaluated, tl.log_forward_pass(model.train(), X)).culprits
     assert culprit.reason.startswith("training False in the reference, True in the candidate")
+
+
+def test_training_mode_is_named_also_where_evaluation_changes_nothing() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 2))
+    trained = tl.log_forward_pass(copy.deepcopy(model).train(), X)
+    evaluated = tl.log_forward_pass(model.eval(), X)
+    for pair, said in (
+        ((trained, evaluated), "training True in the reference, False in the candidate"),
+        ((evaluated, trained), "training False in the reference, True in the candidate"),
+    ):
+        (culprit,) = tl.diff(*pair).culprits
+        assert culprit.reasons == [said]
 
 
 def test_what_ran_under_autocast_runs_again_under_autocast() -> None:

@@ -66,6 +66,19 @@ def _random(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
                 return
 
 
+def _flag(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+    """One function with another flag: `training` of a BatchNorm, `is_causal` of attention."""
+    names = [
+        [model.rows[entry].operation.name for entry in section.entries if model.is_operation(entry)]
+        for model, section, _ in evidence.sections(origin)
+    ]
+    if len(names[0]) == 1 and names[0] == names[1]:
+        ours, theirs = evidence.constants_apart(origin)
+        for r, c in product(ours, theirs):
+            if r.name == c.name and isinstance(r.value, bool) and isinstance(c.value, bool):
+                yield r.against(c)
+
+
 def _activation(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     inputs = evidence.inputs(origin)
     if len(inputs) == 1:
@@ -339,7 +352,7 @@ def _kinds(model: ComparedModel, section: Section) -> list[str]:
 
 _Guess = Callable[[ErrorOrigin, Evidence], Sentences]
 # Tried in order until one yields a reason.
-_PROOFS: tuple[_Guess, ...] = (_random, _activation, _attention, experiments, _norm)
+_PROOFS: tuple[_Guess, ...] = (_random, _flag, _activation, _attention, experiments, _norm)
 # Without a proof, all of these are reported, ...
 _OBSERVATIONS: tuple[_Guess, ...] = (
     *(_positions, _casts, _other_weights, _other_inputs),

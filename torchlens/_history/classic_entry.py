@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from torchlens._graph.build import key_of
-from torchlens._graph.paths import ancestors_of
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
@@ -131,9 +130,8 @@ def children_tensor_versions(entry: LayerEntry) -> dict[str, torch.Tensor]:
 
 def internally_initialized_ancestors(entry: LayerEntry) -> set[str]:
     """Labels of the buffers, and of the tensors made from nothing, that lead to it."""
-    parents = entry._log.graph.parents
-    reached = ancestors_of([entry._entry], parents)
-    origins = [other for other, own in enumerate(parents) if reached[other] and not own]
+    graph, reached = entry._log.graph, entry._reachable(entry._log.graph.parents)
+    origins = [other for other in reached if not graph.parents[other]]
     return {
         entry._log.label(other)
         for other in origins

@@ -109,6 +109,16 @@ class EntryGraph(EntryFields):
         (reads,) = located_parents(self)
         return [(location, self._log.label(parent)) for location, parent in reads]
 
+    def _reachable(self, edges: Any) -> set[int]:
+        seen = {self._entry}
+        pending = [self._entry]
+        while pending:
+            for entry in edges[pending.pop()]:
+                if entry not in seen:
+                    seen.add(entry)
+                    pending.append(entry)
+        return seen
+
     @property
     def input_ancestors(self) -> set[str]:
         """Labels of the inputs that lead to it."""
