@@ -357,7 +357,7 @@ def test_training_mode_is_named_also_where_evaluation_changes_nothing() -> None:
         ((evaluated, trained), "training False in the reference, True in the candidate"),
     ):
         (culprit,) = tl.diff(*pair).culprits
-        assert culprit.reasons == [said]
+        assert culprit.reasons == (said,)
 
 
 def test_what_ran_under_autocast_runs_again_under_autocast() -> None:
