@@ -197,8 +197,6 @@ ENTRY_NAMES = {
     "has_saved_args": "function_args_saved",
     "code_context": "func_call_stack",
     "flops_forward": "flops",
-    "parents": "parent_layers",
-    "children": "child_layers",
     "siblings": "sibling_layers",
     "co_parents": "spouse_layers",
     "has_co_parents": "has_spouses",
