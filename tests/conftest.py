@@ -38,6 +38,13 @@ def _patient() -> Iterator[None]:
     render._PATIENCE = before
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _drawings_go_to_a_temporary_folder() -> Iterator[None]:
+    """A test that draws names a path: the default one is in the folder that the tests run in."""
+    yield
+    assert not Path("graph.gv").exists(), "a test drew without vis_outpath"
+
+
 @pytest.fixture(autouse=True)
 def _as_wide_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed is not cut to the terminal that the tests happen to run in."""

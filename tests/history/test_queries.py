@@ -5,6 +5,7 @@ import pickle
 import random
 import re
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -254,11 +255,11 @@ def test_a_part_of_a_random_program_agrees_with_the_whole(steps) -> None:
     part.summary()
 
 
-def test_a_part_is_drawn_explored_pickled_and_cut_again() -> None:
+def test_a_part_is_drawn_explored_pickled_and_cut_again(tmp_path: Path) -> None:
     history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4))
     part = history.subgraph(history.between("linear_1_1:2", "linear_1_1:3"))
     assert part.layer_labels == ["linear_1_1:2", "add_1_2:2", "mul_1_3:2", "linear_1_1:3"]
-    source = part.render_graph(vis_save_only=True).source
+    source = part.render_graph(vis_outpath=tmp_path / "part.gv", vis_save_only=True).source
     assert "linear_1_1:2" in source
     assert "linear_1_1:4" not in source
     again = pickle.loads(pickle.dumps(part))
