@@ -19,14 +19,14 @@ from torchlens._compat.monitor_names import known_options
 from torchlens._compat.torchlens_names import OPTION_NAMES, classic_drawing_options, no_such_name
 from torchlens._history.log_model import log_model
 from torchlens._history.model_history import LayersToSave, ModelHistory
-from torchlens._recording.collector import without_collector
 from torchlens._recording.frameworks import Model, OtherModel, as_model, title_of
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.tolerance import TOLERANCE
 from torchlens._text.error_wording import check_count, checked_file, got
 
 if TYPE_CHECKING:
     from torchlens._diff.result import Diff
-    from torchlens._draw.options import DrawKeywords, DrawOptions, VisOpt
+    from torchlens._draw.draw_options import DrawKeywords, DrawOptions, VisOpt
     from torchlens._monitor.read.reader import RunReader
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
@@ -93,7 +93,7 @@ def log_forward_pass(
         random_seed: Seeds the generators of Python, NumPy and torch before the run; None leaves
         them alone.
         **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`,
-            `vis_nesting_depth`, ...; `torchlens._draw.options.DrawOptions` lists all of them.
+            `vis_nesting_depth`, ...; `torchlens._draw.draw_options.DrawOptions` lists all of them.
     """
     model = as_model(model, input_args, input_kwargs)
     given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
@@ -163,7 +163,7 @@ def _drawing_options(
     function: str, model: Any, vis_opt: "VisOpt", given: dict[str, Any]
 ) -> "DrawOptions | None":
     """The given drawing options, checked; None if nothing is to be drawn."""
-    from torchlens._draw.options import draw_options
+    from torchlens._draw.draw_options import draw_options
 
     check_model(model)
     if vis_opt == "none" and not given:
@@ -493,7 +493,7 @@ def monitor(
     accepted (`log_freq=`, `log=['io', 'params']`); for the others, an error says what to write
     instead.
     """
-    from torchlens._monitor.record.options import MonitorOptions
+    from torchlens._monitor.record.monitor_options import MonitorOptions
     from torchlens._monitor.record.run import Run
 
     if isinstance(model, list | tuple | dict) and model:

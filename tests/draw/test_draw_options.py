@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from torchlens._draw.options import DrawOptions, draw_options
+from torchlens._draw.draw_options import DrawOptions, draw_options
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from tests.failures import partial_history
 from tests.networks import MLP, Conditional, ConvNet, HandingOn, Model, Recurrent, Residual, TinyGPT
 from torchlens._draw import render as render_module
 from torchlens._draw.dot import dot_source
+from torchlens._draw.draw_options import DrawOptions
 from torchlens._draw.drawing import draw, make_drawing, notebook_svg, render_graph
 from torchlens._draw.layout import lay_out
-from torchlens._draw.options import DrawOptions
 from torchlens._draw.render import is_graphviz_there
 from torchlens._draw.scene import Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens._draw.simplify import thin_out

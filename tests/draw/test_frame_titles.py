@@ -12,8 +12,8 @@ from torch import nn
 import torchlens as tl
 from tests.networks import Model
 from tests.page.viewer_models import ResNet18
+from torchlens._draw.draw_options import Direction, DrawOptions
 from torchlens._draw.drawing import make_drawing
-from torchlens._draw.options import Direction, DrawOptions
 from torchlens._draw.render import is_graphviz_there, render
 
 pytestmark = pytest.mark.skipif(

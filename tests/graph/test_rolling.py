@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from torchlens._draw.draw_options import DrawOptions
 from torchlens._draw.drawing import make_drawing
-from torchlens._draw.options import DrawOptions
 from torchlens._graph.rolling import roll
 
 

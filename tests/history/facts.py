@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import torchlens as tl
+from torchlens._draw.draw_options import draw_options
 from torchlens._draw.drawing import make_drawing
-from torchlens._draw.options import draw_options
 from torchlens._history.classic import ENTRY_FIELDS, HISTORY_FIELDS
 from torchlens._recording.functions import StandIn
 

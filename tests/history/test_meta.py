@@ -20,8 +20,8 @@ import torchlens as tl
 from benchmarks.zoo.libraries import import_transformers
 from tests.failures import partial_history
 from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, writes_through_views
+from torchlens._draw.draw_options import draw_options
 from torchlens._draw.drawing import make_drawing
-from torchlens._draw.options import draw_options
 from torchlens._recording.regions import Region, region_of
 from torchlens._recording.view_tree import Share
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import torchlens as tl
 from torchlens._monitor.read import reader as reader_module
-from torchlens._monitor.serve.live import find_runs
+from torchlens._monitor.serve.live_runs import find_runs
 from torchlens._monitor.serve.server import RunServer
 from torchlens._monitor.store.lines import line_of
 

@@ -7,7 +7,7 @@ import torch
 
 import torchlens as tl
 from tests.networks import MLP
-from torchlens._draw.options import DrawOptions
+from torchlens._draw.draw_options import DrawOptions
 from torchlens._page.page import explore
 
 

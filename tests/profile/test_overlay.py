@@ -9,8 +9,8 @@ from torch import nn
 import torchlens as tl
 from tests.networks import Model, Recurrent
 from tests.profile.profile_records import made_up, module, operations
+from torchlens._draw.draw_options import DrawOptions
 from torchlens._draw.drawing import make_drawing
-from torchlens._draw.options import DrawOptions
 from torchlens._history.overlay import Overlay
 from torchlens._page.data import page_data
 from torchlens._profile.quantities import overlay

@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import torchlens as tl
 from tests.networks import MLP, Model, Recurrent, Residual, writes_through_views
+from torchlens._draw.draw_options import draw_options
 from torchlens._draw.drawing import make_drawing
-from torchlens._draw.options import draw_options
 from torchlens._recording.symbolic import SymbolicInt
 
 

@@ -24,7 +24,7 @@ from torchlens._compat.torchlens_names import (
     HISTORY_NAMES,
     OPTION_NAMES,
 )
-from torchlens._draw.options import DrawKeywords, DrawOptions
+from torchlens._draw.draw_options import DrawKeywords, DrawOptions
 from torchlens._history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS
 
 

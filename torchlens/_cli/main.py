@@ -18,7 +18,7 @@ from torchlens._cli.terminal import flush
 from torchlens._text.plain_text import printable
 from torchlens.errors import TorchLensError
 
-# The commands, in the order in which the help lists them. Each is a file in `commands/`.
+# The commands, in the order in which the help lists them. Each is a file here: `log_command.py`.
 COMMANDS = ("log", "show", "diff", "serve")
 # What a command may raise because of what it was given.
 _EXPECTED = (TorchLensError, ValueError, TypeError, LookupError, OSError, ImportError)
@@ -26,7 +26,7 @@ _EXPECTED = (TorchLensError, ValueError, TypeError, LookupError, OSError, Import
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    modules = {name: import_module(f"torchlens._cli.{name}") for name in COMMANDS}
+    modules = {name: import_module(f"torchlens._cli.{name}_command") for name in COMMANDS}
     parser = argparse.ArgumentParser(
         prog="torchlens",
         description="What a model really does: logs of forward passes, in files and compared.",

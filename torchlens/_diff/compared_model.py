@@ -15,7 +15,7 @@ from torchlens._history.log import Log
 from torchlens._recording.operation_kinds import ACTIVATIONS, VIEWS
 from torchlens._recording.operations import IDENTITY, OUTPUT
 from torchlens._recording.tolerance import are_whole
-from torchlens._replay.entries import Entries
+from torchlens._replay.numbered_entries import Entries
 
 Tensor = torch.Tensor
 _SAME_NUMBERS = 1e-12  # fingerprints of the same numbers differ by less

@@ -12,7 +12,7 @@ import torch
 from torchlens._diff.fingerprints import Fingerprint, Shelf, fingerprint
 from torchlens._diff.layouts import AxisOrder, layouts_between
 from torchlens._recording.tolerance import epsilon_of, numbers, relative_error
-from torchlens._replay.entries import Weight
+from torchlens._replay.numbered_entries import Weight
 
 Tensor = torch.Tensor
 # In units of rounding: copying a weight is exact, storing it in a shorter type is half a unit off.

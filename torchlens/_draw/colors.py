@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens._draw.draw_options import DrawOptions
 from torchlens._draw.items import Grouping, Item, ItemKind, is_operation
-from torchlens._draw.options import DrawOptions
 from torchlens._draw.scene import Legend
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from torchlens._compat.torchlens_names import classic_drawing_options
-from torchlens._draw.build import build_scene
+from torchlens._draw.build_scene import build_scene
 from torchlens._draw.dot import dot_source
+from torchlens._draw.draw_options import DrawOptions, VisOpt, draw_options
 from torchlens._draw.layout import Layout, clear_of_edges, lay_out, with_room
-from torchlens._draw.options import DrawOptions, VisOpt, draw_options
 from torchlens._draw.render import is_graphviz_there, render
 from torchlens._draw.scene import Scene
 from torchlens._recording.user_code import warn_caller

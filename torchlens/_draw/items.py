@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from torchlens._draw.folding import Folding
+from torchlens._draw.repeated_modules import Folding
 from torchlens._graph.rolling import roll
 from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER

@@ -8,8 +8,8 @@ are written as text.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torchlens._draw.folding import find_repeats
 from torchlens._draw.items import Choices, Grouping, ItemKind, group_entries
+from torchlens._draw.repeated_modules import find_repeats
 from torchlens._draw.scene import Edge, EdgeKind, Node
 from torchlens._history.log import Log
 

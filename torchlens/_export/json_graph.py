@@ -12,8 +12,8 @@ from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.portable import FUNCTIONS, text_of
-from torchlens._recording.collector import without_collector
 from torchlens._recording.functions import reference_to
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._text.json_text import write_json
 

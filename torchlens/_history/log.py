@@ -14,7 +14,7 @@ import torch
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.memory.process_memory import finalize, freed_memory
 from torchlens._capture.options import CaptureOptions
-from torchlens._recording.collector import without_collector
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.stored import StoredParams, opened
 from torchlens._recording.symbolic import SymbolicInt

@@ -19,7 +19,7 @@ from torchlens._capture.gradients.backward_hooks import (
 from torchlens._capture.gradients.entry_gradients import GradientHooks, Gradients, TellingWatch
 from torchlens._graph.edges import entries_given
 from torchlens._history.log import Log
-from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.view_tree import ViewTree

@@ -25,9 +25,9 @@ from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._history.model_history import ModelHistory
-from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.frameworks import OtherModel, as_model
 from torchlens._recording.functions import StandIn
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.recording import Recording, Row, located
 from torchlens._recording.user_code import source_line, warn_caller
 from torchlens._recording.wrappers import why_valueless

@@ -19,16 +19,16 @@ from torchlens._history.history_fields import HistoryFields
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
-from torchlens._recording.collector import without_collector
 from torchlens._recording.frameworks import Model
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.unseen import unseen
 
 if TYPE_CHECKING:
     import networkx
     import pandas
 
+    from torchlens._draw.draw_options import DrawKeywords, VisOpt
     from torchlens._draw.drawing import Drawing
-    from torchlens._draw.options import DrawKeywords, VisOpt
     from torchlens._health.nonfinite import NonFinite
     from torchlens._history.queries import Kinds, Layers, Modules, Shape
     from torchlens._history.residuals import Residual

@@ -6,7 +6,7 @@ import numpy
 
 from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import COLUMNS
-from torchlens._recording.collector import without_collector
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.symbolic import SymbolicInt
 
 if TYPE_CHECKING:

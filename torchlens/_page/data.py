@@ -20,7 +20,6 @@ from torchlens._page.entry_columns import (
     shape_text,
 )
 from torchlens._page.folding import fold
-from torchlens._page.names import KINDS, PARTS, SIDES
 from torchlens._page.outline import outline
 from torchlens._page.part_columns import (
     PartColumns,
@@ -28,9 +27,10 @@ from torchlens._page.part_columns import (
     part_of_entries,
     residual_links,
 )
-from torchlens._page.parts import FailedCall, Outline, Part, Selection, entries_in, select
-from torchlens._page.statistics import Statistics
-from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._page.part_names import KINDS, PARTS, SIDES
+from torchlens._page.parts import ChosenParts, FailedCall, Outline, Part, entries_in, select
+from torchlens._page.value_columns import Statistics
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.recording import Failure, References
 from torchlens._recording.stored import opened_params
 from torchlens._recording.symbolic import SymbolicInt
@@ -125,7 +125,7 @@ class _Writer:
         }
         return Carried(data, shown, part_of_entries(found.root, number_of))
 
-    def _select(self, found: Outline, failed: FailedCall | None) -> Selection:
+    def _select(self, found: Outline, failed: FailedCall | None) -> ChosenParts:
         graph = self.log.graph
         num_entries = len(graph.recorded) + (failed is not None)
         num_aside = len(graph.inputs) + len(graph.buffers) + len(graph.outputs)

@@ -9,8 +9,8 @@ from torchlens._graph.costs import flops_of_all
 from torchlens._history.argument_words import argument_words
 from torchlens._history.backward import backward_times
 from torchlens._history.log import Log, picked
-from torchlens._page.parts import FailedCall, Selection
-from torchlens._page.statistics import Statistics
+from torchlens._page.parts import ChosenParts, FailedCall
+from torchlens._page.value_columns import Statistics
 from torchlens._recording.recording import Failure
 from torchlens._recording.user_code import SourceLine, short_path, source_line, source_text
 from torchlens._recording.wrappers import local_value, why_valueless
@@ -108,7 +108,7 @@ class EntryColumns:
         return ", ".join(dict.fromkeys(self._valueless.values()))
 
     def columns(
-        self, chosen: Selection, costs: Costs, failure: Failure | None, failed: FailedCall | None
+        self, chosen: ChosenParts, costs: Costs, failure: Failure | None, failed: FailedCall | None
     ) -> dict[str, list[Any]]:
         """Name → one value per entry that the page carries. The failed call is the last."""
         log, strings, add = self._log, self._strings, self._statistics.add

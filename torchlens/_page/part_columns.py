@@ -7,8 +7,8 @@ from typing import Any
 from torchlens._history.log import Log
 from torchlens._history.residuals import ResidualFinder
 from torchlens._page.entry_columns import Costs, Places, Strings
-from torchlens._page.names import KINDS, PARTS, SIDES, PartNames
-from torchlens._page.parts import Outline, Part, Selection, entries_in
+from torchlens._page.part_names import KINDS, PARTS, SIDES, PartNames
+from torchlens._page.parts import ChosenParts, Outline, Part, entries_in
 
 _PASSES_READ = 2  # of each part, to find the residual connections
 
@@ -20,12 +20,14 @@ class PartColumns:
         self._log, self._strings, self._places = log, strings, places
         self._names = PartNames(log)
 
-    def columns(self, chosen: Selection, parts: Sequence[tuple[Part, int]]) -> dict[str, list[Any]]:
+    def columns(
+        self, chosen: ChosenParts, parts: Sequence[tuple[Part, int]]
+    ) -> dict[str, list[Any]]:
         """Name → one value for each carried part. Parts come with the number of their parent."""
         rows = [self._values(part, parent, chosen) for part, parent in parts]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
-    def _values(self, part: Part, parent: int, chosen: Selection) -> dict[str, Any]:
+    def _values(self, part: Part, parent: int, chosen: ChosenParts) -> dict[str, Any]:
         strings, names = self._strings, self._names
         return {
             "part": PARTS.index(part.kind),
@@ -44,7 +46,7 @@ class PartColumns:
             "place": self._place(part),
         }
 
-    def _params(self, part: Part, chosen: Selection) -> list[int]:
+    def _params(self, part: Part, chosen: ChosenParts) -> list[int]:
         """The numbers of the parameters of an operation, or of a box whose inside is left out."""
         graph = self._log.graph
         is_sealed = id(part) in chosen.sealed
@@ -59,7 +61,7 @@ class PartColumns:
         record = self._log.recording.module_calls[part.calls[0]]
         return self._places(record.code, record.instruction)
 
-    def conditions(self, chosen: Selection) -> dict[str, list[Any]]:
+    def conditions(self, chosen: ChosenParts) -> dict[str, list[Any]]:
         """The values that conditions read, and the edges at which their computation begins."""
         carried = chosen.number_of
         edges, booleans = self._log.graph.condition_edges, self._log.graph.booleans.items()
@@ -120,7 +122,7 @@ class PartColumns:
         return called | {address.rpartition(".")[0] for address in read}
 
     def left_out(
-        self, chosen: Selection, costs: Costs, number_of: Mapping[int, int]
+        self, chosen: ChosenParts, costs: Costs, number_of: Mapping[int, int]
     ) -> dict[str, Any] | None:
         """How much of each part the page does not carry; None if it carries everything."""
         if chosen.number_of is None:

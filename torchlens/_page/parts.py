@@ -99,7 +99,7 @@ def boxes_in(root: Part) -> list[Part]:
 
 
 @dataclass(slots=True)
-class Selection:
+class ChosenParts:
     """Which entries are carried, and the entries left out of each part, by the part's `id`.
 
     `sealed` parts are carried without the parts inside them.
@@ -138,11 +138,11 @@ class Selection:
             count += 1
 
 
-def select(root: Part, num_entries: int, num_operations: int, always: int = -1) -> Selection:
+def select(root: Part, num_entries: int, num_operations: int, always: int = -1) -> ChosenParts:
     """Chooses what is carried. The entry `always` is carried in any case."""
     if num_operations <= MOST_OPERATIONS:
-        return Selection(num_entries, range(num_entries))
-    found = Selection(num_entries, number_of={})
+        return ChosenParts(num_entries, range(num_entries))
+    found = ChosenParts(num_entries, number_of={})
     units = [part for part in _open(root, found, always) if part.kind == "operation"]
     in_one_pass = sum(len(part.passes[0]) for part in units)
     most = max(2, min(_MOST_PASSES, _MOST_CARRIED // max(1, in_one_pass)))
@@ -158,7 +158,7 @@ def select(root: Part, num_entries: int, num_operations: int, always: int = -1) 
     return found
 
 
-def _keep_passes(part: Part, most: int, found: Selection) -> list[list[int]]:
+def _keep_passes(part: Part, most: int, found: ChosenParts) -> list[list[int]]:
     """The first and the last passes of an operation; the others are noted as left out."""
     if len(part.passes) <= most:
         return part.passes
@@ -169,7 +169,7 @@ def _keep_passes(part: Part, most: int, found: Selection) -> list[list[int]]:
     return part.passes[:first] + part.passes[last:]
 
 
-def _open(root: Part, found: Selection, always: int) -> list[Part]:
+def _open(root: Part, found: ChosenParts, always: int) -> list[Part]:
     """The parts that are carried. Boxes are opened level by level, and sealed if they hold too
     many parts; those around the entry `always` are opened in any case.
     """
@@ -199,7 +199,7 @@ def _boxes_around_entry(root: Part, entry: int) -> set[int]:
     return found
 
 
-def _seal(box: Part, found: Selection) -> None:
+def _seal(box: Part, found: ChosenParts) -> None:
     units = [part for part in _parts_under(box) if part.kind == "operation"]
     found.sealed.add(id(box))
     found.left_out[id(box)] = [

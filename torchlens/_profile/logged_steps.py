@@ -20,7 +20,7 @@ from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
 from torchlens._profile.checks import Checks
 from torchlens._profile.ledger import Ledger, LoggedRun, MeasuredOperation, MeasuredStep
-from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.operations import Operation
 from torchlens._recording.recording import Recording, References
 from torchlens.errors import NonFiniteError

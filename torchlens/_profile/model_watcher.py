@@ -39,7 +39,7 @@ from torchlens._profile.logged_steps import NO_RESULT, LoggedSteps
 from torchlens._profile.outside import OutsideWatch
 from torchlens._profile.profile_options import ProfileOptions, StepPlan
 from torchlens._profile.records import Signature
-from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import named_tensors, plain_tensors
 from torchlens._text.problems import Problems

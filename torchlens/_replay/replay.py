@@ -15,7 +15,7 @@ from torchlens._recording.functions import StandIn
 from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, OUTPUT, Kind
 from torchlens._recording.recording import located
 from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors
-from torchlens._replay.entries import Entries
+from torchlens._replay.numbered_entries import Entries
 
 Tensor = torch.Tensor
 # A replacement for an operation, called with its function, arguments and keyword arguments.

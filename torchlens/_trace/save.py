@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens._history.log import Log
-from torchlens._recording.collector import without_collector
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._text.error_wording import check_count, checked_file, got
 from torchlens._trace.documents import call_document, graph_document, options_form, value_forms
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call

@@ -14,8 +14,8 @@ from torchlens._capture.model_parts import named_modules
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
 from torchlens._capture.threads import is_over
-from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.frameworks import OtherModel
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.recording import Recording
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.user_code import warn_caller

@@ -27,7 +27,7 @@ from torchlens._capture.model_parts import named_modules
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
 from torchlens._graph.build import build_graph
-from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.recording import Recording
 from torchlens._recording.trees import named_tensors, plain_tensors
 from torchlens._recording.user_code import short_path

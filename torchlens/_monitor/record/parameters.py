@@ -8,7 +8,7 @@ import torch
 
 from torchlens._capture.model_parts import named_modules
 from torchlens._monitor.record.collector import Collector
-from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.monitor_options import MonitorOptions
 from torchlens._monitor.record.samples import Sample
 
 

@@ -31,7 +31,7 @@ from torchlens._monitor.films.tracks import (
 from torchlens._monitor.read.reader import last_step_of
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
-from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.monitor_options import MonitorOptions
 from torchlens._monitor.record.run_health import RunHealth
 from torchlens._monitor.record.series import WATCHED, SeriesNames
 from torchlens._monitor.record.stepping import Steps

@@ -41,7 +41,7 @@ _MOST_ROWS = 64
 Observation = tuple[int, Sample, Sample | None]
 
 
-class _Source(NamedTuple):
+class _SampleSource(NamedTuple):
     """What is processed once, even if several series share it."""
 
     sample: Sample
@@ -61,7 +61,9 @@ def summarized(
         return merged([])
     keys = [(id(sample), id(before)) for _, sample, before in observations]
     sources = {
-        key: _Source(sample, _values(sample, before), before is None and sample.low is not None)
+        key: _SampleSource(
+            sample, _values(sample, before), before is None and sample.low is not None
+        )
         for key, (_, sample, before) in dict(zip(keys, observations, strict=True)).items()
     }
     short = [key for key, source in sources.items() if len(source.values) <= _WIDTHS[0]]
@@ -106,7 +108,9 @@ def _array(sample: Sample) -> np.ndarray:
     return found
 
 
-def _described(sources: Sequence[_Source], width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _described(
+    sources: Sequence[_SampleSource], width: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The rows of sources of at most `width` elements, and the codes and counts of their bins."""
     lengths = np.array([len(source.values) for source in sources])
     dtype = np.result_type(*{source.values.dtype for source in sources})
@@ -157,7 +161,7 @@ def _quantiles(values: np.ndarray, num_finite: np.ndarray) -> np.ndarray:
     return narrowed(lower + (upper - lower) * (places - below))
 
 
-def _add_ranges(rows: np.ndarray, counts: np.ndarray, sources: Sequence[_Source]) -> None:
+def _add_ranges(rows: np.ndarray, counts: np.ndarray, sources: Sequence[_SampleSource]) -> None:
     """Fills in what is known of all elements."""
     rows["elements"] = [source.sample.plan.num_elements for source in sources]
     is_whole = rows["elements"] == rows["sampled"]
@@ -175,7 +179,7 @@ def _add_ranges(rows: np.ndarray, counts: np.ndarray, sources: Sequence[_Source]
     rows["low"][chosen], rows["high"][chosen] = low[~has_nan], high[~has_nan]
 
 
-def _add_absent(rows: np.ndarray, counts: np.ndarray, sources: Sequence[_Source]) -> None:
+def _add_absent(rows: np.ndarray, counts: np.ndarray, sources: Sequence[_SampleSource]) -> None:
     """Adds the elements that sparse tensors do not store: zeros, in proportion to the sample."""
     for row, (sample, values, _) in enumerate(sources):
         if sample.num_absent:

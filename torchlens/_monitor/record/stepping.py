@@ -29,7 +29,7 @@ from torchlens._capture.patches.patching import (
 )
 from torchlens._monitor.record.clock import StepClock
 from torchlens._monitor.record.collector import Collector
-from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.monitor_options import MonitorOptions
 from torchlens._monitor.record.parameters import ParameterWatch
 from torchlens._monitor.record.samples import to_host
 from torchlens._monitor.record.statistics import Observation

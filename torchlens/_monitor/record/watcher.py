@@ -20,7 +20,7 @@ from torchlens._capture.patches.patching import is_inside_compiled, keep_from_co
 from torchlens._health.activations import BOUNDED, activation_kind
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
-from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.monitor_options import MonitorOptions
 from torchlens._monitor.record.samples import PLAIN_TYPES
 from torchlens._monitor.record.series import Units, unit_axis
 from torchlens._recording.trees import named_tensors, plain_tensors

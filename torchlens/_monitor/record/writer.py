@@ -14,7 +14,7 @@ from time import time
 from typing import Any
 
 from torchlens._health.thresholds import THRESHOLDS
-from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.monitor_options import MonitorOptions
 from torchlens._monitor.record.run_health import RunHealth
 from torchlens._monitor.record.samples import value_of
 from torchlens._monitor.record.series import SeriesNames, UnitActivity

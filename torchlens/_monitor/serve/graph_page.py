@@ -9,7 +9,7 @@ from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.data import page_data
 from torchlens._page.entry_columns import Strings
-from torchlens._page.names import KINDS, PARTS, SIDES
+from torchlens._page.part_names import KINDS, PARTS, SIDES
 from torchlens._text.numbers import shape_text
 from torchlens._trace.document_reading import decisions_of, recording_of
 from torchlens._trace.python_values import PythonReader

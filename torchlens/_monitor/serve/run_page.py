@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchlens._monitor.read.tables import (
+from torchlens._monitor.read.run_tables import (
     STATISTICS,
     RunTables,
     block,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from torchlens._monitor.read.tables import STATISTICS, block
+from torchlens._monitor.read.run_tables import STATISTICS, block
 from torchlens._monitor.record.series import KINDS, WATCHED
-from torchlens._monitor.serve.live import LiveRun, LiveRuns
+from torchlens._monitor.serve.live_runs import LiveRun, LiveRuns
 from torchlens._monitor.serve.run_page import live_page_text
 
 _HEARTBEAT = 10.0  # seconds; so that a page that is gone is noticed

@@ -1,6 +1,6 @@
 /* Where the numbers of runs come from: a server that reads their folders, or the page itself, which then sends no request.
 
-Both answer with blocks (see monitoring/tables.py): a head, and numbers. */
+Both answer with blocks (see _monitor/read/run_tables.py): a head, and numbers. */
 
 export const DATA = JSON.parse(document.getElementById("data").textContent);
 

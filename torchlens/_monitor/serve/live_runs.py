@@ -7,7 +7,7 @@ from time import monotonic, time_ns
 from typing import Any
 
 from torchlens._monitor.read.reader import RunReader
-from torchlens._monitor.read.tables import RunTables
+from torchlens._monitor.read.run_tables import RunTables
 from torchlens._monitor.serve.graph_page import graph_page
 from torchlens._monitor.store.folder import is_run
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens._recording import collector
-from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording import garbage_collector
+from torchlens._recording.garbage_collector import pause_collector, resume_collector
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def test_two_users_share_one_pause() -> None:
 
 
 def test_what_the_user_froze_stays_frozen_after_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "_MANY_OBJECTS", 0)
+    monkeypatch.setattr(garbage_collector, "_MANY_OBJECTS", 0)
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
@@ -80,9 +80,9 @@ def test_what_the_user_froze_stays_frozen_after_a_long_log(monkeypatch: pytest.M
 def test_garbage_that_moved_unsearched_is_found_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collector, "_MANY_OBJECTS", 0)
-    monkeypatch.setattr(collector, "_COLLECT_AFTER", 1_000)
-    monkeypatch.setattr(collector, "_num_moved", [0])
+    monkeypatch.setattr(garbage_collector, "_MANY_OBJECTS", 0)
+    monkeypatch.setattr(garbage_collector, "_COLLECT_AFTER", 1_000)
+    monkeypatch.setattr(garbage_collector, "_num_moved", [0])
     gc.collect()
     model = Cyclic()
     tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")

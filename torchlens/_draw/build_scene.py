@@ -15,10 +15,10 @@ from torchlens._draw.colors import (
     Shading,
     shade,
 )
-from torchlens._draw.folding import find_repeats
+from torchlens._draw.draw_options import DrawOptions
 from torchlens._draw.items import Choices, Grouping, Item, ItemKind
 from torchlens._draw.links import DrawnLink, argument_text, closing_loops, find_links
-from torchlens._draw.options import DrawOptions
+from torchlens._draw.repeated_modules import find_repeats
 from torchlens._draw.scene import Box, Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens._draw.simplify import group_within, thin_out
 from torchlens._history.argument_words import argument_words

@@ -3,7 +3,7 @@ import base64
 import pytest
 import torch
 
-from torchlens._page.statistics import Statistics
+from torchlens._page.value_columns import Statistics
 
 
 def _columns(*tensors):
