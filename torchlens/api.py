@@ -27,6 +27,7 @@ from torchlens._text.error_wording import check_count, checked_file, got
 if TYPE_CHECKING:
     from torchlens._diff.result import Diff
     from torchlens._draw.draw_options import DrawKeywords, DrawOptions, VisOpt
+    from torchlens._draw.drawing import Drawing
     from torchlens._monitor.read.reader import RunReader
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
@@ -142,9 +143,9 @@ def show_model_graph(
     *by_position: Any,
     random_seed: int | None = None,
     **vis_options: "Unpack[DrawKeywords]",
-) -> None:
-    """Runs one forward pass and draws it, without saving tensors. The drawing options are those of
-    `log_forward_pass`.
+) -> "Drawing | Exploration | None":
+    """Runs one forward pass and draws it, without saving tensors; returns the drawing (None with
+    `vis_opt='none'`). The drawing options are those of `log_forward_pass`.
 
     >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
     """
@@ -155,8 +156,7 @@ def show_model_graph(
     history = log_forward_pass(
         model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed
     )
-    if drawing is not None:
-        _draw(history, drawing)
+    return None if drawing is None else _draw(history, drawing)
 
 
 def _drawing_options(
@@ -190,16 +190,16 @@ def _drawing_options(
     return draw_options({"vis_opt": vis_opt, **given}, function)
 
 
-def _draw(history: ModelHistory, options: "DrawOptions") -> None:
+def _draw(history: ModelHistory, options: "DrawOptions") -> "Drawing | Exploration | None":
     """Writes the HTML page, or draws a picture."""
     from torchlens._draw.drawing import draw
 
-    if options.vis_opt != "none" and options.picture_format == "html":
-        page = history.explore(options.picture_path)
-        if not options.vis_save_only:
-            page.open()
-    else:
-        draw(history, options)
+    if options.vis_opt == "none" or options.picture_format != "html":
+        return draw(history, options)
+    page = history.explore(options.picture_path)
+    if not options.vis_save_only:
+        page.open()
+    return page
 
 
 # -- proving ---------------------------------------------------------------------------------------

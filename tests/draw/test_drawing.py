@@ -19,7 +19,7 @@ from tests.networks import MLP, Conditional, ConvNet, HandingOn, Model, Recurren
 from torchlens._draw import render as render_module
 from torchlens._draw.dot import dot_source
 from torchlens._draw.draw_options import DrawOptions
-from torchlens._draw.drawing import draw, make_drawing, notebook_svg, render_graph
+from torchlens._draw.drawing import Drawing, draw, make_drawing, notebook_svg, render_graph
 from torchlens._draw.layout import lay_out
 from torchlens._draw.render import is_graphviz_there
 from torchlens._draw.scene import Edge, EdgeKind, Node, NodeShape, Scene
@@ -468,6 +468,15 @@ class Loop(nn.Module):
         for number in range(self.count):
             x = torch.sin(x + self.step * number)
         return x
+
+
+def test_show_model_graph_returns_the_drawing(tmp_path: Path):
+    path = tmp_path / "graph.svg"
+    drawing = tl.show_model_graph(MLP(), torch.rand(2, 4), vis_outpath=path, vis_save_only=True)
+    assert isinstance(drawing, Drawing)
+    assert drawing.picture_path == path
+    assert "linear_1_1" in drawing.source
+    assert tl.show_model_graph(MLP(), torch.rand(2, 4), vis_opt="none") is None
 
 
 def test_a_drawing_that_would_be_too_large_is_simplified_and_says_so(tmp_path: Path):
