@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from torchlens._draw import render
+from torchlens._monitor.record import writer
 
 # Virtual machines may announce AMX without being able to run it: a product in bfloat16 then ends
 # the process, with or without torchlens (torch 2.13). Processes that tests start inherit it. oneDNN
@@ -32,10 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patient() -> Iterator[None]:
-    """However busy the machine, Graphviz is waited for."""
-    before, render._PATIENCE = render._PATIENCE, 1200.0
+    """However busy the machine, Graphviz is waited for, and so is the writer of a run."""
+    before = render._PATIENCE, writer.LONGEST_WAIT
+    render._PATIENCE, writer.LONGEST_WAIT = 1200.0, float("inf")
     yield
-    render._PATIENCE = before
+    render._PATIENCE, writer.LONGEST_WAIT = before
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -319,3 +319,17 @@ def test_steps_without_gradients_do_not_end_a_finding_about_them(tmp_path: Path)
             run.step()
     found = [each for each in tl.open_run(tmp_path).findings if each.kind == "exploding gradient"]
     assert [(each.step, each.is_over) for each in found] == [(2, False)]
+
+
+def test_zero_gradients_go_on_while_all_gradients_are_zero(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with tl.monitor(model, tmp_path, graph="modules"):
+        for step in range(12):
+            optimizer.zero_grad()
+            first = model[0](torch.randn(64, 16))
+            loss = model[1](first * 0 + first.detach()).square().mean()
+            (loss * 0 if step >= 6 else loss).backward()
+            optimizer.step()
+    found = [each for each in tl.open_run(tmp_path).findings if each.kind == "zero gradients"]
+    assert [(each.step, each.is_over) for each in found] == [(2, False)]

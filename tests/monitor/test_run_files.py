@@ -590,6 +590,25 @@ def test_a_training_that_goes_on_from_a_checkpoint_supersedes_what_came_after_it
     assert r["0"].outputs.num_calls.tolist() == [1] * 8
 
 
+def test_a_cell_that_is_run_again_without_finish_goes_on_after_what_it_has_recorded(
+    tmp_path: Path,
+) -> None:
+    runs = []
+    for _ in range(3):
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        runs.append(tl.monitor(model, tmp_path, graph="modules"))
+        for number in range(5):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            runs[-1].log(number=number)
+    assert [run.is_finished for run in runs] == [True, True, False]
+    runs[-1].finish()
+    r = tl.open_run(tmp_path)
+    assert r.steps == r.scalars["number"].steps.tolist() == list(range(15))
+    assert len(r.sessions) == 3
+
+
 # -- too fast, and no place left
 # ---------------------------------------------------------------------------------------
 
@@ -625,6 +644,32 @@ def test_what_comes_too_fast_is_dropped_and_counted(
     assert sum(drop.observations for drop in r.drops) == counts.dropped
     assert sum(int(series.num_calls.sum()) for series in r.series()) == counts.recorded
     assert len(r.scalars["number"]) == 300
+
+
+def test_a_loop_that_is_faster_than_the_writer_loses_no_more_than_a_moment_to_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def slow(*args: Any) -> Any:
+        gate.wait()
+        return summarized(*args)
+
+    monkeypatch.setattr(writer_module, "summarized", slow)
+    monkeypatch.setattr(writer_module, "LONGEST_WAIT", -1.0)  # whatever waits has waited too long
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = tl.monitor(model, tmp_path, graph="modules", log=["outputs"])
+    for number in range(50):
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        run.log(number=number)
+    assert run.counts.pending <= writer_module.FEW_PARTS + 1
+    gate.set()
+    run.finish()
+    r = tl.open_run(tmp_path)
+    assert r.counts.dropped == run.counts.dropped >= 50 - writer_module.FEW_PARTS - 1
+    assert r.scalars["number"].values.tolist() == list(range(50))
 
 
 def test_without_a_place_to_write_the_training_goes_on(

@@ -33,8 +33,6 @@ def gradient_findings(
     """
     finite = [weight for weight in weights if weight.gradient_norm < inf]  # false for NaN, too
     largest = max((weight.gradient_norm for weight in finite), default=0.0)
-    if largest == 0:
-        return []
     layers = [weight for weight in finite if weight.module not in outer]
     return [
         *_vanishing(layers or finite, largest, limits["vanishing_ratio"]),
@@ -68,10 +66,12 @@ def update_finding(address: str, module: str, ratio: float, share: float) -> Fin
 
 
 def _vanishing(weights: Sequence[WeightNorms], largest: float, threshold: float) -> list[Finding]:
-    """The first weights of the model, as long as their gradients are tiny beside the largest."""
+    """The first weights of the model, as long as their gradients are tiny beside the largest; all
+    of them if all gradients are zero.
+    """
     starved: list[WeightNorms] = []
     for weight in weights:
-        if weight.gradient_norm >= threshold * largest:
+        if weight.gradient_norm >= threshold * largest > 0:
             break
         starved.append(weight)
     if not starved:

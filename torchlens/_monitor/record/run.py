@@ -55,6 +55,16 @@ def last_run() -> "Run | None":
     return _STARTED[-1]() if _STARTED else None
 
 
+def _finish_earlier(folder: Path) -> None:
+    """Finishes the unfinished runs of this process in a folder: a cell of a notebook that is run
+    again goes on after what it has recorded.
+    """
+    for each in list(_STARTED):
+        run = each()
+        if run is not None and run.folder.resolve() == folder.resolve():
+            run.finish()
+
+
 class Run:
     """Records what the modules of a model compute over a training run, to a folder.
 
@@ -74,6 +84,7 @@ class Run:
         options: MonitorOptions,
     ) -> None:
         missing = options.check_modules([address for address, _ in named_modules(model)])
+        _finish_earlier(folder)
         self.folder = folder
         self.options = options
         self.rank = _own_rank()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from torchlens._health.thresholds import THRESHOLDS
@@ -28,6 +28,9 @@ from torchlens._text.problems import Problems
 # So much may wait to be written: some 80 MB of samples.
 MOST_PARTS = 1_000
 MOST_OBSERVATIONS = 20_000
+# A loop that is faster than the writer loses what waits if its process is killed: beyond a few
+# parts, none may wait longer than this (in seconds).
+FEW_PARTS, LONGEST_WAIT = 10, 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +41,7 @@ class StepPart:
     observations: list[Observation]
     scalars: list[tuple[str, int, Any]] = field(default_factory=list)
     is_end: bool = True  # nothing more of this step will come
+    offered_at: float = field(default_factory=monotonic)
 
 
 class Writer:
@@ -68,6 +72,7 @@ class Writer:
         self._offered = self._recorded = self._dropped = 0
         self._num_waiting_parts = 0
         self._num_waiting = 0
+        self._last_wait = 0.0  # of the part that was taken last, in seconds
         self._parts: list[Columns] = []  # of the step that is being put together
         self._part_size = 0
         self._num_problems = 0
@@ -99,6 +104,7 @@ class Writer:
             is_full = (
                 self._num_waiting_parts >= MOST_PARTS
                 or self._num_waiting + size > MOST_OBSERVATIONS
+                or (self._num_waiting_parts > FEW_PARTS and self._last_wait > LONGEST_WAIT)
             )
             if is_full and (size or self._num_waiting_parts >= 2 * MOST_PARTS):
                 self._dropped += size
@@ -165,6 +171,7 @@ class Writer:
 
     def _take(self, part: StepPart) -> None:
         size = len(part.observations)
+        self._last_wait = monotonic() - part.offered_at
         try:
             if size:
                 self._parts.append(
