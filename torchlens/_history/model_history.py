@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchlens._health.nonfinite import NonFinite
     from torchlens._history.queries import Kinds, Layers, Modules, Shape
     from torchlens._history.residuals import Residual
+    from torchlens._history.sites import Site, SiteKind
     from torchlens._history.summary import Summary
     from torchlens._page.page import Exploration
     from torchlens._text.measures import Measure
@@ -248,6 +249,21 @@ class ModelHistory(HistoryFields, ClassicAccess):
         from torchlens._history.residuals import residuals
 
         return residuals(self._log)
+
+    def sites(self, kind: "SiteKind | None" = None, within: str = "*") -> "list[Site]":
+        """The places that can be read and edited, for `rerun`, `replay`, `sweep` and
+        `torchlens.edit`.
+
+        >>> history.sites('head', within='h.3.*')
+
+        kind: 'module' (what modules return), 'residual' (the stream around the blocks), 'head',
+            'q', 'k', 'v' (of attentions), 'operation', 'neuron' (of activations), 'channel' (of
+            convolutions). None is all but the last three.
+        within: a module in which they are, with `*` for any part of the name.
+        """
+        from torchlens._history.sites import Sites
+
+        return Sites(self._log, self._lookup).listed(kind, within)
 
     def passes(self, key: int | str) -> torch.Tensor:
         """The saved values of all passes of a layer or of all calls of a module, stacked along a
