@@ -168,8 +168,7 @@ def _join_run(
                     groups.join(operation, operation + period)
             runs.append(Repetition(first, stop + period, period))
 
-    # Operations, and where a loop with them begins at the latest; the tightest bound first.
-    latest: deque[tuple[int, int]] = deque()
+    latest = _LatestBeginnings()
     for operation in range(start, end):
         mine, later = parents[operation], parents[operation + period]
         # A fast path for the most frequent case.
@@ -181,19 +180,34 @@ def _join_run(
             join(operation)
             origins.note(operation, operation + period, later)
             start = operation + 1
-            latest.clear()
+            latest = _LatestBeginnings()
             continue
         if first > start:
             join(operation)
-            start = first
-            while latest and (latest[0][0] < start or latest[0][1] < start):
-                start = max(start, latest.popleft()[0] + 1)
+            start = latest.first_from(first)
         if last < operation:
-            while latest and latest[-1][1] >= last:
-                latest.pop()
-            latest.append((operation, last))
+            latest.note(operation, last)
     join(end)
     return runs
+
+
+class _LatestBeginnings:
+    """Operations, each with the last operation at which a loop that contains it can begin."""
+
+    def __init__(self) -> None:
+        self._bounds: deque[tuple[int, int]] = deque()  # both ascending
+
+    def note(self, operation: int, last: int) -> None:
+        """Adds the bound of an operation, and drops those that it makes superfluous."""
+        while self._bounds and self._bounds[-1][1] >= last:
+            self._bounds.pop()
+        self._bounds.append((operation, last))
+
+    def first_from(self, start: int) -> int:
+        """The first operation from `start` on at which a loop can begin."""
+        while self._bounds and min(self._bounds[0]) < start:
+            start = max(start, self._bounds.popleft()[0] + 1)
+        return start
 
 
 class _Origins:

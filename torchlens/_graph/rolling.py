@@ -6,7 +6,7 @@ picture of fifty slices, slices with the same relation to the passes of one laye
 together, if each reads, or is read by, other passes.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -111,16 +111,18 @@ def _groups_around(
             continue
         for entry in members[group]:
             row = recording.rows[graph.recorded[entry]]
-            parents, children = graph.parents[entry], graph.children[entry]
-            next_to = [(True, parent) for parent in parents] + [
-                (False, child) for child in children
-            ]
-            for is_below, neighbour in next_to:
+            for is_below, neighbour in _neighbours(graph, entry):
                 anchor = group_of[neighbour]
                 if neighbour in rank and anchor != group and len(members[anchor]) >= 2 * size:
                     role = _role(recording, row, anchor, is_below)
                     around.setdefault(role, {}).setdefault(group, []).append(rank[neighbour])
     return around
+
+
+def _neighbours(graph: Graph, entry: int) -> Iterator[tuple[bool, int]]:
+    """The parents and children of an entry, each with whether the entry is below it."""
+    yield from ((True, parent) for parent in graph.parents[entry])
+    yield from ((False, child) for child in graph.children[entry])
 
 
 def _role(recording: Recording, row: Row, anchor: int, is_below: bool) -> _Role:

@@ -159,27 +159,30 @@ def _strides_for(regions: list[Region]) -> list[int]:
     Each must divide, or be divided by, all others. A stride that does not is replaced by its
     greatest common divisor with the next larger one.
     """
-    counts = Counter(
-        stride * region.item_bytes
-        for region in regions
-        for size, stride in zip(region.shape, region.strides, strict=True)
-        if size > 1
-    )
+    counts = Counter(stride for region in regions for stride in _byte_strides(region))
     needed = {stride for region in regions for stride, _ in region.progressions()[1:]}
     chosen = sorted({1, *(region.item_bytes for region in regions)})
     rejected = []
-    for stride in sorted(needed, key=lambda stride: (-counts[stride], -stride)):
-        if stride not in chosen and len(chosen) < _MOST_AXES:
-            if all(not stride % other or not other % stride for other in chosen):
-                chosen.append(stride)
-            else:
-                rejected.append(stride)
+    for stride in sorted(needed.difference(chosen), key=lambda own: (-counts[own], -own)):
+        if len(chosen) < _MOST_AXES:
+            (chosen if _fits(stride, chosen) else rejected).append(stride)
     for stride in rejected:
         smaller = max(other for other in chosen if other < stride)
         common = gcd(stride, min((other for other in chosen if other > stride), default=0))
         if smaller < common and not common % smaller and len(chosen) < _MOST_AXES:
             chosen.append(common)
     return sorted(chosen)
+
+
+def _byte_strides(region: Region) -> list[int]:
+    """The strides of the axes along which a region has several elements, in bytes."""
+    sides = zip(region.shape, region.strides, strict=True)
+    return [stride * region.item_bytes for size, stride in sides if size > 1]
+
+
+def _fits(stride: int, others: list[int]) -> bool:
+    """Whether a stride divides, or is divided by, each of the others."""
+    return all(not stride % other or not other % stride for other in others)
 
 
 _MOST_BOXES = 1 << 8  # of one region

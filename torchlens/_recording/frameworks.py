@@ -61,34 +61,36 @@ def _is_of_jax(model: Any, jax: Any, depth: int) -> bool:
     """Whether it comes from JAX or a library on top of it, holds an array of JAX, or names one of
     them in its code.
     """
-    if depth > _MAX_DEPTH or isinstance(model, jax.Array):
-        return depth <= _MAX_DEPTH
-    if any(_is_jax_name(kind.__module__) for kind in type(model).__mro__):
+    if depth > _MAX_DEPTH:
+        return False
+    if isinstance(model, jax.Array) or _has_jax_name(model):
         return True
-    parts: list[Any] = []
+    return any(_is_of_jax(part, jax, depth + 1) for part in _parts(model) if part is not None)
+
+
+def _has_jax_name(model: Any) -> bool:
+    """Whether its class, or a name in its code, is of JAX or a library on top of it."""
+    kinds = list(type(model).__mro__)
+    named = list(_named_in(model)) if isinstance(model, FunctionType) else []
+    modules = [kind.__module__ for kind in (*kinds, *map(type, named))]
+    return any(map(_is_jax_name, (*modules, *map(_module_of, named))))
+
+
+def _parts(model: Any) -> list[Any]:
+    """What a callable or a container consists of, to look for JAX in."""
     if isinstance(model, Mapping | list | tuple):
-        parts = list(model.values() if isinstance(model, Mapping) else model)
-    elif isinstance(model, functools.partial):
-        parts = [model.func, *model.args, *model.keywords.values()]
-    elif isinstance(model, MethodType):
-        parts = [model.__self__, model.__func__]
-    elif isinstance(model, FunctionType):
-        named = list(_named_in(model))
-        if any(
-            _is_jax_name(_module_of(value)) or _is_jax_name(type(value).__module__)
-            for value in named
-        ):
-            return True
-        parts = [
-            getattr(model, "__wrapped__", None),
-            *(value for value in named if isinstance(value, FunctionType)),
-        ]
-    elif not isinstance(model, type | ModuleType):
-        parts = [
-            *getattr(model, "__dict__", {}).values(),
-            inspect.getattr_static(type(model), "__call__", None),
-        ]
-    return any(_is_of_jax(part, jax, depth + 1) for part in parts if part is not None)
+        return list(model.values() if isinstance(model, Mapping) else model)
+    if isinstance(model, functools.partial):
+        return [model.func, *model.args, *model.keywords.values()]
+    if isinstance(model, MethodType):
+        return [model.__self__, model.__func__]
+    if isinstance(model, FunctionType):
+        inner = [value for value in _named_in(model) if isinstance(value, FunctionType)]
+        return [getattr(model, "__wrapped__", None), *inner]
+    if isinstance(model, type | ModuleType):
+        return []
+    attributes = getattr(model, "__dict__", {}).values()
+    return [*attributes, inspect.getattr_static(type(model), "__call__", None)]
 
 
 def _named_in(function: FunctionType) -> Iterator[Any]:

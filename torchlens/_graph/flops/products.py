@@ -122,11 +122,9 @@ def _einsum(call: ShapedCall) -> Iterator[Product]:
     locations = call.inside(1, "operands") or [
         location for location in call.shapes if location not in (0, "equation")
     ]
-    terms, result = _parse(call.value(0, "equation"), [call.shapes[own] for own in locations])
-    sizes: dict[_Index, int] = {}
-    for term, location in zip(terms, locations, strict=True):
-        for index, size in zip(term, call.shapes[location], strict=True):
-            sizes[index] = max(size, sizes.get(index, 0))
+    shapes = [call.shapes[own] for own in locations]
+    terms, result = _parse(call.value(0, "equation"), shapes)
+    sizes = _index_sizes(terms, shapes)
     factors: list[tuple[set[_Index], Operand]] = [
         (set(term), (location,)) for term, location in zip(terms, locations, strict=True)
     ]
@@ -141,6 +139,15 @@ def _einsum(call: ShapedCall) -> Iterator[Product]:
         has_sums = any(sizes[index] > 1 for index in summed)
         yield Product(2 * count if has_sums else count, (first[1], second[1]))
         factors.insert(made_at, ((first[0] | second[0]) & kept, first[1] + second[1]))
+
+
+def _index_sizes(terms: Iterable[list[_Index]], shapes: Iterable[Shape]) -> dict[_Index, int]:
+    """The size of each index; one of 1 is expanded to that of another operand."""
+    sizes: dict[_Index, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for index, size in zip(term, shape, strict=True):
+            sizes[index] = max(size, sizes.get(index, 0))
+    return sizes
 
 
 def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[list[_Index]], set[_Index]]:
