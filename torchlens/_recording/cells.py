@@ -162,7 +162,7 @@ def _strides_for(regions: list[Region]) -> list[int]:
     counts = Counter(stride for region in regions for stride in _byte_strides(region))
     needed = {stride for region in regions for stride, _ in region.progressions()[1:]}
     chosen = sorted({1, *(region.item_bytes for region in regions)})
-    rejected = []
+    rejected: list[int] = []
     for stride in sorted(needed.difference(chosen), key=lambda own: (-counts[own], -own)):
         if len(chosen) < _MOST_AXES:
             (chosen if _fits(stride, chosen) else rejected).append(stride)
