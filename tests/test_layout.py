@@ -23,6 +23,7 @@ PUBLIC_NAMES = [
     "Diff",
     "DifferentGraphError",
     "DrawingError",
+    "EditError",
     "Finding",
     "LayerEntry",
     "ModelHistory",
@@ -38,6 +39,7 @@ PUBLIC_NAMES = [
     "compare",
     "current_run",
     "diff",
+    "edit",
     "explore_together",
     "get_model_metadata",
     "load",
@@ -56,11 +58,21 @@ PUBLIC_NAMES = [
 # From the bottom up: a file imports from its own package and from the packages before it.
 ORDER = [
     *("errors", "_compat", "_recording", "_text", "_capture", "_jax", "_graph", "_history"),
-    *("_replay", "_health", "features", "api", "sinks", "callbacks", "__init__", "_cli"),
+    *("_replay", "_health", "features", "api", "sinks", "callbacks", "edits", "__init__", "_cli"),
     "__main__",
 ]
 # Features read histories. One imports another only if it is named here.
-FEATURES = ["_draw", "_page", "_export", "_validate", "_diff", "_profile", "_monitor", "_trace"]
+FEATURES = [
+    "_draw",
+    "_page",
+    "_export",
+    "_validate",
+    "_diff",
+    "_edit",
+    "_profile",
+    "_monitor",
+    "_trace",
+]
 USES = {("_monitor", "_page"), ("_monitor", "_trace"), ("_diff", "_page")}
 # Files whose functions import from packages above their own when they are called.
 CALLS_UP = {
@@ -221,7 +233,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_dir_shows_the_public_names_alone() -> None:
-    assert sorted(dir(tl)) == sorted([*PUBLIC_NAMES, "__version__", "callbacks", "sinks"])
+    assert sorted(dir(tl)) == sorted([*PUBLIC_NAMES, "__version__", "callbacks", "edits", "sinks"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", tl.__version__)
     star: dict[str, object] = {}
     exec("from torchlens import *", star)

@@ -21,6 +21,7 @@ try:
         compare,
         current_run,
         diff,
+        edit,
         explore_together,
         get_model_metadata,
         load,
@@ -39,6 +40,7 @@ try:
         CannotCompareError,
         DifferentGraphError,
         DrawingError,
+        EditError,
         NestedLogError,
         NonFiniteError,
         TorchLensError,
@@ -62,6 +64,7 @@ __all__ = [
     "Diff",
     "DifferentGraphError",
     "DrawingError",
+    "EditError",
     "Finding",
     "LayerEntry",
     "ModelHistory",
@@ -77,6 +80,7 @@ __all__ = [
     "compare",
     "current_run",
     "diff",
+    "edit",
     "explore_together",
     "get_model_metadata",
     "load",
@@ -104,7 +108,7 @@ _IMPORTED_ON_USE = {
     "ValidationReport": "torchlens._validate.report",
 }
 # Submodules that users reach as attributes, as in `torchlens.sinks.TensorBoard`.
-_MODULES = ("callbacks", "sinks")
+_MODULES = ("callbacks", "edits", "sinks")
 # The classic TorchLens's names for the types of an entry and of a layer with all its passes.
 _CLASSIC = {
     "TensorLogEntry": ("torchlens._history.layer_entry", "LayerEntry"),

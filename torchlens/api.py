@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torchlens._diff.result import Diff
     from torchlens._draw.draw_options import DrawKeywords, DrawOptions, VisOpt
     from torchlens._draw.drawing import Drawing
+    from torchlens._edit.editing import Editing
     from torchlens._monitor.read.reader import RunReader
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from torchlens._validate.report import ValidationReport
 
 _Model = TypeVar("_Model", bound=Model)
+_Torch = TypeVar("_Torch", bound=torch.nn.Module)
 
 # -- logging ---------------------------------------------------------------------------------------
 
@@ -325,6 +327,33 @@ def explore_together(
         if not isinstance(history, ModelHistory):
             raise TypeError(f"{name} must be the result of log_forward_pass, got {got(history)}.")
     return explore_together(a, b, path, pairs=pairs, names=names, title=title)
+
+
+# -- editing ---------------------------------------------------------------------------------------
+
+
+def edit(
+    model: _Torch, edits: "Mapping[Any, Any]", history: ModelHistory | None = None
+) -> "Editing[_Torch]":
+    """Edits what a model computes, in every call that this thread makes inside the block.
+
+    >>> with torchlens.edit(model, {'h.4.attn': 0.0}):
+    ...     model.generate(ids)
+    >>> with torchlens.edit(model, {site('h.4.attn', head=3): 'mean', 'relu_3': steer}, history):
+    ...     model(x)
+
+    Blocks can be nested: inner edits act on what outer ones made. Gradients flow through edits.
+    After the block, the model is as before. An edit that no call met raises EditError at its end.
+
+    edits: sites and what becomes of the value there: a number, a tensor, an entry of another
+        history, a function of the value, 'zero', 'mean', 'resample', `torchlens.edits.at(...)` or
+        `torchlens.edits.splice(...)`.
+    history: a history of the model, in which the sites are looked up. Without one, sites are
+        modules, by their addresses.
+    """
+    from torchlens._edit.rerun import editing_of
+
+    return editing_of(model, edits, history)
 
 
 # -- measuring -------------------------------------------------------------------------------------

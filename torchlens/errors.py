@@ -4,6 +4,7 @@
     ├── CannotCompareError      two histories cannot be compared: no values, or other inputs
     ├── NestedLogError          a log was started inside a log of the same thread
     ├── DifferentGraphError     another run of the model did different operations from the log's
+    ├── EditError               an edit had no effect, or its effect cannot be known
     ├── DrawingError            Graphviz is missing, or could not draw a graph
     ├── NonFiniteError          a profile with stop=True met NaN or Inf
     ├── TraceError              a file is not a trace, or is damaged
@@ -17,6 +18,7 @@ __all__ = [
     "CannotCompareError",
     "DifferentGraphError",
     "DrawingError",
+    "EditError",
     "NestedLogError",
     "NonFiniteError",
     "TorchLensError",
@@ -43,6 +45,10 @@ class DifferentGraphError(TorchLensError):
 
 class DrawingError(TorchLensError):
     """Graphviz is missing or failed. The DOT source is written all the same."""
+
+
+class EditError(TorchLensError):
+    """An edit had no effect, or its effect cannot be known from the recorded calls."""
 
 
 class NonFiniteError(TorchLensError):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from torchlens._capture.exchange import Exchange
 from torchlens._capture.module_tracker import ModuleTracker
 
 
@@ -103,6 +104,8 @@ class _Current(threading.local):
     """What the current thread is logging, and who else observes the modules that it calls."""
 
     tracker: ModuleTracker | None = None
+    # What exchanges results of calls, in every log of the thread.
+    exchanges: tuple[Exchange, ...] = ()
     # All watchers of the thread, as one. Class default, for threads without a watcher of their own.
     watcher: Watcher | None = None
     # Used by the patched `_call_impl`.

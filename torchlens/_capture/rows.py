@@ -72,6 +72,8 @@ class Rows(TensorEntries):
         # Tensors whose `.grad` was filled by a backward pass inside the model.
         self.differentiated: list[weakref.ref[Tensor]] = []
         self.saved_args: dict[int, tuple[Any, Any]] = {}
+        # Entries whose result was exchanged (see `exchange.py`).
+        self.edited: set[int] = set()
         # Without `gradients`: the in-place writes to views, for a backward pass that is logged
         # later.
         self.slices: list[Slice] = []

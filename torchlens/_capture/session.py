@@ -14,6 +14,7 @@ import torch
 from torchlens._capture.current import CURRENT
 from torchlens._capture.distributed.collectives import finish_collectives, record_functional
 from torchlens._capture.distributed.sharding import ShardedPair, know_whole, parameter_pairs
+from torchlens._capture.exchange import exchange_results
 from torchlens._capture.gradients.backward_calls import gradients_left
 from torchlens._capture.gradients.backward_hooks import next_sequence
 from torchlens._capture.gradients.entry_gradients import GradientHooks
@@ -96,6 +97,7 @@ class Session:
             options.max_nodes,
             selection,
         )
+        exchange_results(self._recorder, [own for own in CURRENT.exchanges if own.model is model])
         self._tracker = ModuleTracker(self._parts, self._recorder, selection)
         self._wanted = self._tracker.saved if options.saves is True and options.keys else None
         if outflow is not None:
@@ -290,6 +292,7 @@ class Session:
             joint_params=recorder.joint_params,
             received=recorder.received,
             sent=recorder.sent,
+            edited=recorder.edited,
         )
 
 

@@ -310,6 +310,46 @@ class ModelHistory(HistoryFields, ClassicAccess):
         )
         self._note_values_changed()
 
+    def rerun(
+        self,
+        model: torch.nn.Module,
+        input_args: Any = None,
+        input_kwargs: Mapping[str, Any] | None = None,
+        *,
+        edits: Mapping[Any, Any],
+        layers_to_save: LayersToSave = "all",
+        save_gradients: bool = False,
+        random_seed: int | None = None,
+    ) -> "ModelHistory":
+        """Runs the model again with edits on the way, and returns the new history.
+
+        >>> new = history.rerun(model, x, edits={'relu_3_8': lambda t: t * 0})
+        >>> new.edited_layers
+
+        Sites are looked up in this history; the input may be another one. The edits are those of
+        `torchlens.edit`, and the other options those of `log_forward_pass`.
+        """
+        from torchlens._edit.rerun import rerun
+        from torchlens.api import log_forward_pass
+
+        def log_again() -> ModelHistory:
+            return log_forward_pass(
+                model,
+                input_args,
+                input_kwargs,
+                layers_to_save,
+                save_gradients=save_gradients,
+                random_seed=random_seed,
+            )
+
+        return rerun(self, model, edits, log_again)
+
+    @property
+    def edited_layers(self) -> list[str]:
+        """Labels of the entries whose value an edit changed."""
+        entry_of = self._log.graph.entry_of
+        return self._log.labels(sorted(entry_of[n] for n in self._log.recording.edited))
+
     def cleanup(self) -> None:
         """Releases all saved tensors, gradients and arguments, even of entries that something still
         holds.

@@ -170,6 +170,24 @@ def _inverse(directions: Tensor, like: Tensor) -> Tensor:
     return torch.linalg.pinv(wide).to(like.dtype)
 
 
+def axes_of(site: Site, shape: Sequence[int]) -> dict[str, int]:
+    """The dimension of each named axis of a site, in a value of this shape."""
+    ndim = len(shape)
+    in_heads = ndim == 4 and (site.head is not None or site.part in _READ_BY_ATTENTION)
+    where = {"head": 1, "neuron": ndim - 1, "channel": 1, "token": 2 if in_heads else 1}
+    least = {"head": 4, "neuron": 1, "channel": 2, "token": 3}
+    axes = {name: where[name] for name in _AXES if getattr(site, name) is not None}
+    for name in axes:
+        if ndim < least[name]:
+            raise ValueError(
+                f"{site}: the value has the shape {tuple(shape)}, in which no dimension is known "
+                f"to hold {name}s. Say which elements with index=(...)."
+            )
+    if len(set(axes.values())) < len(axes):
+        raise ValueError(f"{site} names one dimension of the value twice: {', '.join(axes)}.")
+    return axes
+
+
 # -- finding a site in a history -------------------------------------------------------------------
 
 
@@ -191,7 +209,7 @@ class Sites:
             entry = self._given(site, call)
         elif needs_attention:
             entry = self._of_attention(site, entry, call)
-        return Place(entry, self._axes(site, entry), site)
+        return Place(entry, axes_of(site, self._log.row(entry).shape), site)
 
     def _entry(self, key: Any) -> tuple[int, int | None]:
         """The entry of a key, and the call of a module that the key names."""
@@ -251,27 +269,6 @@ class Sites:
         if call not in self._found:
             self._found[call] = attentions_in(self._log, call)
         return self._found[call]
-
-    def _axes(self, site: Site, entry: int) -> dict[str, int]:
-        """The dimension of each named axis of a site."""
-        ndim = len(self._log.row(entry).shape)
-        in_heads = ndim == 4 and (site.head is not None or site.part in _READ_BY_ATTENTION)
-        where = {"head": 1, "neuron": ndim - 1, "channel": 1, "token": 2 if in_heads else 1}
-        least = {"head": 4, "neuron": 1, "channel": 2, "token": 3}
-        axes = {}
-        for name in _AXES:
-            if getattr(site, name) is None:
-                continue
-            if ndim < least[name]:
-                raise ValueError(
-                    f"{site}: the value of {self._log.label(entry)!r} has the shape "
-                    f"{tuple(self._log.row(entry).shape)}, in which no dimension is known to hold "
-                    f"{name}s. Say which elements with index=(...)."
-                )
-            axes[name] = where[name]
-        if len(set(axes.values())) < len(axes):
-            raise ValueError(f"{site} names one dimension of the value twice: {', '.join(axes)}.")
-        return axes
 
     # -- listing -----------------------------------------------------------------------------------
 

@@ -217,6 +217,8 @@ class Recording:
     received: set[int] = field(default_factory=set)
     # Entries sent to another process, without a child here.
     sent: set[int] = field(default_factory=set)
+    # Entries whose value an edit changed.
+    edited: set[int] = field(default_factory=set)
     framework: str = "torch"  # the package name of the framework
     # Another address of a shared module → the address that the log uses.
     module_aliases: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Interventions: models and recorded calls run again with edits; sweeps; attribution."""
