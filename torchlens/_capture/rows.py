@@ -10,10 +10,11 @@ import torch
 from torchlens._capture.entries import TensorEntries, take_apart
 from torchlens._capture.gradients.backward_hooks import node_of
 from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
-from torchlens._capture.memory.saved_values import Memory, version_of
+from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.observer import Observer
 from torchlens._capture.selection import Selection
 from torchlens._recording.operations import OUTPUT, Kind, Operation
+from torchlens._recording.origin import version_of
 from torchlens._recording.recording import MadeCall, References, located, make_call, make_row
 from torchlens._recording.regions import region_of, shape_of, storage_of
 from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors, same_with

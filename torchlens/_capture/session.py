@@ -3,10 +3,11 @@
 import asyncio
 import inspect
 import random
+import weakref
 from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from time import perf_counter, time
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -45,8 +46,15 @@ from torchlens._capture.threads import (
 from torchlens._capture.unreported import UnseenTensors
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
+from torchlens._recording.origin import InputTensor, LiveOrigin, version_of
 from torchlens._recording.recording import Failure, Recording
-from torchlens._recording.trees import Path, holds_data, named_tensors
+from torchlens._recording.trees import (
+    Path,
+    holds_data,
+    named_data,
+    named_tensors,
+    path_text,
+)
 from torchlens.errors import NestedLogError
 
 
@@ -114,6 +122,7 @@ class Session:
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
         self._outside_storages: list[int] = []
+        self._origin = LiveOrigin()
         self._returns_data = False
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
@@ -224,7 +233,8 @@ class Session:
         if pairs:
             know_whole(recorder, pairs)
         sources: list[torch.Tensor] = list(parts.params)
-        for path, tensor in named_inputs(self.model, args, kwargs):
+        inputs = named_inputs(self.model, args, kwargs)
+        for path, tensor in inputs:
             entry = recorder.number_of(tensor)
             if entry is None:
                 entry = recorder.add_source(INPUT, tensor)
@@ -235,7 +245,30 @@ class Session:
             if recorder.number_of(buffer) is None:
                 self._buffers.append((address, recorder.add_source(BUFFER, buffer)))
                 sources.append(buffer)
+        self._origin = self._origin_of(inputs, [args, kwargs])
         return sources
+
+    def _origin_of(self, inputs: list[tuple[Path, torch.Tensor]], data: Any) -> LiveOrigin:
+        parts, number_of = self._parts, self._recorder.number_of
+        buffers = {id(buffer): (name, buffer) for name, buffer in reversed(parts.buffers)}
+        names = [*parts.param_addresses, *(name for name, _ in buffers.values())]
+        weights = [*parts.params, *(buffer for _, buffer in buffers.values())]
+        given = [
+            InputTensor(
+                path_text("input", path),
+                weakref.ref(tensor),
+                version_of(tensor),
+                cast(int, number_of(tensor)),
+            )
+            for path, tensor in inputs
+        ]
+        return LiveOrigin(
+            names,
+            weights,
+            list(map(version_of, weights)),
+            given,
+            [(path_text("input", path), value) for path, value in named_data(data)],
+        )
 
     def _sharded_pairs(self) -> list[ShardedPair]:
         return list(parameter_pairs(self._parts.modules)) if is_distributed() else []
@@ -290,6 +323,7 @@ class Session:
             branches=row_branches(tracker) if tracker.is_shared else [],
             trained=recorder.trained,
             joint_params=recorder.joint_params,
+            origin=self._origin,
             received=recorder.received,
             sent=recorder.sent,
             edited=recorder.edited,

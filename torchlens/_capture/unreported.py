@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from torchlens._capture.entries import TENSORS
-from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.model_parts import Attributes
 from torchlens._capture.observer import CallKind
 from torchlens._capture.recorder import Recorder
@@ -25,6 +24,7 @@ from torchlens._recording.operations import (
     Operation,
     named_operation,
 )
+from torchlens._recording.origin import version_of
 from torchlens._recording.recording import References
 from torchlens._recording.wrappers import inner_of
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchlens._recording.functions import argument_names
@@ -39,6 +40,7 @@ _NOISE = {
 _WRITTEN_AS_REPR = (
     int, float, str, bool, torch.SymFloat, torch.SymBool, torch.dtype, torch.device,
 )  # fmt: skip
+_DEVICES = {"cpu", "cuda", "mps", "xpu", "hpu", "xla", "meta"}
 _MANY_SIZES = ("size", "shape", "dims", "repeats")  # may be given one by one
 # Defaults of a convolution, which torch's schema does not always state.
 _USUAL = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding": 0}
@@ -52,9 +54,33 @@ def argument_words(recording: Recording, row: Row) -> str:
         and not row.operation.layer_type.startswith("conv")
     ):
         return ""
-    words = [*_kernel(recording, row), *_named(row)]
+    words = [*_kernel(recording, row), *(_words_of(*given) for given in given_arguments(row))]
     text = ", ".join(words)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def structural_words(row: Row) -> list[str]:
+    """The same as far as they say what is computed, in an order that does not depend on the call:
+    without devices.
+    """
+    return sorted(
+        _words_of(name, value) for name, value in given_arguments(row) if not _is_device(value)
+    )
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (
+        isinstance(value, str) and value.partition(":")[0] in _DEVICES
+    )
+
+
+def argument_position(row: Row, location: Any) -> Any:
+    """Where an argument stands, however it was given: the position of a keyword."""
+    head, *rest = location if isinstance(location, tuple) else (location,)
+    names, _ = _signature(row.operation.func)
+    if isinstance(head, str) and head in names:
+        head = names.index(head)
+    return (head, *rest)
 
 
 def _kernel(recording: Recording, row: Row) -> Iterator[str]:
@@ -78,14 +104,15 @@ def _kernel(recording: Recording, row: Row) -> Iterator[str]:
         yield f"kernel {'×'.join(map(str, shape[2:]))}"
 
 
-def _named(row: Row) -> Iterator[str]:
+def given_arguments(row: Row) -> Iterator[tuple[str, Any]]:
+    """The arguments by name ("" if unknown), without tensors and those that have the default."""
     names, defaults = _signature(row.operation.func)
     args = _with_sizes_together(names, list(row.args))
     given = [(names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
     for name, value in [*given, *(row.kwargs or {}).items()]:
         if name in _NOISE or not _says_something(value) or _is_default(name, value, defaults):
             continue
-        yield _words_of(name, value)
+        yield name, value
 
 
 def _with_sizes_together(names: tuple[str, ...], args: list[Any]) -> list[Any]:
@@ -177,6 +204,8 @@ def plain_argument(value: Any) -> str:
         return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
     if type(value) in (int, float) and value < 0:
         return f"−{-value!r}"
+    if isinstance(value, np.generic):
+        return plain_argument(value.item())
     if isinstance(value, _WRITTEN_AS_REPR):
         return repr(value).removeprefix("torch.")
     return value.__name__ if hasattr(value, "__name__") else type(value).__name__

@@ -15,9 +15,11 @@ from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.memory.process_memory import finalize, freed_memory
 from torchlens._capture.options import CaptureOptions
 from torchlens._recording.garbage_collector import without_collector
+from torchlens._recording.origin import LiveOrigin, Origin, version_of
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.stored import StoredParams, opened
 from torchlens._recording.symbolic import SymbolicInt
+from torchlens._recording.trees import path_text
 from torchlens._recording.user_code import SourceLine, source_line, warn_caller
 from torchlens._recording.wrappers import why_valueless
 from torchlens._text.lazy_import import lazy_function, lazy_functions
@@ -109,6 +111,7 @@ class Log:
 
     def __reduce__(self) -> tuple[Any, ...]:
         graph = self.graph  # built first, because it depends on what packing leaves out
+        self.settle_origin()
         kept = (portable_options(self.options), graph, self.marks_distances, self.keeps_unsaved)
         return _unpickled_log, (Format(), packed(self.recording), *kept)
 
@@ -122,6 +125,7 @@ class Log:
         return self._with(replace(recording, **lists), self._graph)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Log":
+        self.settle_origin()
         return self._with(copied_deeply(self.recording, memo), self.graph)
 
     def _with(self, recording: Recording, graph: "Graph | None") -> "Log":
@@ -150,6 +154,20 @@ class Log:
             for known in ("module_names", "module_call_addresses", *_OF_THE_GRAPH):
                 self.__dict__.pop(known, None)
         freed_memory().drop(partial(setattr, self, "recording", recording))
+
+    def settle_origin(self) -> Origin:
+        """The digests of weights and inputs, computed once; then their tensors are let go."""
+        recording = self.recording
+        if isinstance(recording.origin, LiveOrigin):
+            recording.origin = recording.origin.settled(self._input_as_given)
+        return recording.origin
+
+    def _input_as_given(self, number: int) -> torch.Tensor | None:
+        """The saved value of an input (a row of the recording), unless it was transformed."""
+        value, version = self.recording.values[number], self.recording.versions[number]
+        if self.options.transform is not None or not isinstance(value, torch.Tensor):
+            return None
+        return value if version in (-1, version_of(value)) else None
 
     def free_values(self) -> None:
         """Releases all saved tensors, gradients and arguments."""
@@ -462,8 +480,3 @@ def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:
     if isinstance(places, range) and places.step == 1:
         return list(values[places.start : places.stop])
     return list(map(values.__getitem__, places))
-
-
-def path_text(head: str, path: tuple[Any, ...]) -> str:
-    """`input.x.0` for the path ('x', 0)."""
-    return ".".join([head, *map(str, path)])

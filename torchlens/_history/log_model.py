@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.options import (
     CaptureOptions,
     LogOptions,
@@ -28,6 +27,7 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._recording.frameworks import OtherModel, as_model
 from torchlens._recording.functions import StandIn
 from torchlens._recording.garbage_collector import pause_collector, resume_collector
+from torchlens._recording.origin import version_of
 from torchlens._recording.recording import Recording, Row, located
 from torchlens._recording.user_code import source_line, warn_caller
 from torchlens._recording.wrappers import why_valueless

@@ -9,7 +9,8 @@ from functools import cached_property
 from itertools import chain
 
 from torchlens._capture.selection import first_address
-from torchlens._history.log import Log, path_text
+from torchlens._history.log import Log
+from torchlens._recording.trees import path_text
 from torchlens._text.error_wording import got, is_whole
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torchlens._draw.drawing import Drawing
     from torchlens._health.nonfinite import NonFinite
     from torchlens._history.queries import Kinds, Layers, Modules, Shape
+    from torchlens._history.receipt import Receipt
     from torchlens._history.residuals import Residual
     from torchlens._history.sites import Site, SiteKind
     from torchlens._history.summary import Summary
@@ -161,6 +162,26 @@ class ModelHistory(HistoryFields, ClassicAccess):
         from torchlens._history.summary import summarize
 
         return summarize(self, depth, sort_by, width, limit)
+
+    @property
+    def structure_hash(self) -> str:
+        """32 digits that are the same for models that do the same: docs/structure.md says what
+        counts.
+        """
+        from torchlens._history.structure_hash import structure_hash
+
+        return structure_hash(self._log)
+
+    @property
+    def receipt(self) -> "Receipt":
+        """What made this history: the model, its structure, digests of weights and inputs,
+        versions.
+
+        >>> print(history.receipt)
+        """
+        from torchlens._history.receipt import receipt_of
+
+        return receipt_of(self._log)
 
     def print_all_fields(self) -> None:
         """Prints every field of the history with its value."""
@@ -362,6 +383,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
 
         A history refers to the parameters, so a pickle includes them unless you call this first.
         """
+        self._log.settle_origin()
         recording = self._log.recording
         recording.params = [
             torch.nn.Parameter(torch.empty_like(param, device="meta"), param.requires_grad)

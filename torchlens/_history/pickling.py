@@ -9,20 +9,19 @@ import copy
 import zlib
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from torch import Tensor
 
 from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._capture.gradients.entry_gradients import Gradients
-from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._graph.build import Graph, ModuleTree
 from torchlens._graph.labels import Layer
 from torchlens._history.portable import Packer
 from torchlens._recording.functions import Reference
 from torchlens._recording.operations import Operation
+from torchlens._recording.origin import installed_version, version_of
 from torchlens._recording.recording import Failure, ModuleCall, Recording, Row, Write
 from torchlens._recording.regions import Region
 from torchlens._recording.stored import opened, opened_params
@@ -47,16 +46,16 @@ class Format:
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _check_format, (_NUMBER, _layout(), _version())
+        return _check_format, (_NUMBER, _layout(), installed_version("torchlens"))
 
 
 def _check_format(number: int, layout: int, written_by: str) -> None:
     if (number, layout) != (_NUMBER, _layout()):
         raise TorchLensError(
             f"This history was pickled by torchlens {written_by}, whose format differs from that "
-            f"of this version, {_version()} (format {number}.{layout:08x}, here "
-            f"{_NUMBER}.{_layout():08x}). Load it with the version that wrote it, or log the model "
-            "again. To keep a graph for longer, write it with history.to_json(path)."
+            f"of this version, {installed_version('torchlens')} (format {number}.{layout:08x}, "
+            f"here {_NUMBER}.{_layout():08x}). Load it with the version that wrote it, or log the "
+            "model again. To keep a graph for longer, write it with history.to_json(path)."
         )
 
 
@@ -68,13 +67,6 @@ def _layout() -> int:
 
 def _field_names(kind: Any) -> Iterable[str]:
     return kind._fields if issubclass(kind, tuple) else [field.name for field in fields(kind)]
-
-
-def _version() -> str:
-    try:
-        return version("torchlens")
-    except PackageNotFoundError:  # run from its source, without having been installed
-        return "(not installed)"
 
 
 def portable_options(options: CaptureOptions | None) -> CaptureOptions | None:

@@ -12,7 +12,7 @@ import torch
 from torchlens._capture.memory.process_memory import freed_memory
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import seed_generators
-from torchlens._jax.arrays import to_torch, with_jax_arrays
+from torchlens._jax.arrays import is_array, to_torch, with_jax_arrays
 from torchlens._jax.call_parts import parts_of_call
 from torchlens._jax.callables import called, is_jitted, name_of
 from torchlens._jax.internals import check_internals
@@ -22,8 +22,9 @@ from torchlens._jax.primitive_recorder import CURRENT, PrimitiveRecorder
 from torchlens._jax.pytrees import array_leaves
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
+from torchlens._recording.origin import InputTensor, LiveOrigin, version_of
 from torchlens._recording.recording import Failure, Recording
-from torchlens._recording.trees import Path
+from torchlens._recording.trees import Path, named_data, path_text
 from torchlens.errors import NestedLogError, TorchLensError
 
 
@@ -51,6 +52,7 @@ class JaxSession:
         self._buffers: list[tuple[str, int]] = []
         self.params: list[torch.nn.Parameter] = []
         self._versions: list[int] = []
+        self._origin = LiveOrigin()
         self._returns_data = False
         self._seconds_forward = self._seconds_total = self._seconds_setup = self._started_at = 0.0
 
@@ -82,6 +84,20 @@ class JaxSession:
                 for array in self.parts.params
             ]
             self._seconds_total = perf_counter() - start
+            self._origin = self._origin_of([args, kwargs])
+
+    def _origin_of(self, data: Any) -> LiveOrigin:
+        given = [
+            InputTensor(path_text("input", path), lambda: None, -1, entry)
+            for path, entry in self._inputs
+        ]
+        text = [
+            (path_text("input", path), value)
+            for path, value in named_data(data)
+            if not is_array(value)
+        ]
+        versions = list(map(version_of, self.params))
+        return LiveOrigin(self.parts.param_addresses, self.params, versions, given, text, "jax")
 
     def prepare(
         self,
@@ -224,6 +240,7 @@ class JaxSession:
             reads=recorder.reads,
             returns_data=self._returns_data,
             framework="jax",
+            origin=self._origin,
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchlens._recording.operations import Operation
+from torchlens._recording.origin import LiveOrigin, Origin
 from torchlens._recording.regions import Region
 from torchlens._recording.trees import Path
 from torchlens._recording.view_tree import Slice
@@ -222,6 +223,7 @@ class Recording:
     framework: str = "torch"  # the package name of the framework
     # Another address of a shared module → the address that the log uses.
     module_aliases: dict[str, str] = field(default_factory=dict)
+    origin: Origin | LiveOrigin = field(default_factory=Origin)
     is_copy: bool = False  # pickled or deep-copied: its tensors have no autograd graph
 
     def is_trained(self, number: int) -> bool:

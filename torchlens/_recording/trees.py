@@ -20,6 +20,11 @@ OPAQUE_TYPES = (str, bytes, int, float, complex, bool, type(None), type, ModuleT
                 MethodType, torch.nn.Module, torch.dtype, torch.device, torch.Size)  # fmt: skip
 
 
+def path_text(head: str, path: Path) -> str:
+    """`input.x.0` for the path ('x', 0)."""
+    return ".".join([head, *map(str, path)])
+
+
 def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
     """Tensors in nested lists, tuples, dicts and slices, as torch functions use them."""
     if isinstance(tree, torch.Tensor):

@@ -19,6 +19,7 @@ from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._graph.build import Decisions
 from torchlens._history.pickling import CHANGED
 from torchlens._recording.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
+from torchlens._recording.origin import Origin
 from torchlens._recording.recording import (
     Branch,
     Failure,
@@ -421,7 +422,19 @@ def fill_recording(
         setattr(recording, name, time)
     seed = document["random_seed"]
     recording.random_seed = seed if isinstance(seed, int) else None
+    recording.origin = _origin_of(document.get("origin") or {})
     recording.warnings = [str(message) for message in document["warnings"]]
+
+
+def _origin_of(form: Any) -> Origin:
+    """Where the log came from, as far as the file says it."""
+    names = form.get("versions", {}).items()
+    weights, inputs = (
+        None if form.get(what) is None else printable(str(form[what]))
+        for what in ("weights", "inputs")
+    )
+    versions = {printable(str(name)): printable(str(number)) for name, number in names}
+    return Origin(weights, inputs, versions)
 
 
 def _values(forms: Any, count: int, files: TensorSource, reader: PythonReader) -> list[Any]:

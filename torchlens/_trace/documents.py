@@ -18,6 +18,7 @@ from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._graph.build import Decisions, Graph, decided
 from torchlens._history.pickling import changed_entries
 from torchlens._recording.operations import BOUNDARIES, Operation
+from torchlens._recording.origin import LiveOrigin, Origin, versions_now
 from torchlens._recording.recording import Failure, Recording, References, Row
 from torchlens._recording.stored import opened, opened_params
 from torchlens._recording.user_code import line_of_code
@@ -278,8 +279,16 @@ def call_document(
         **{name: getattr(recording, name) for name in TIMES},
         "random_seed": recording.random_seed,
         "warnings": recording.warnings,
+        "origin": _origin_form(recording.origin),
         "changed": sorted(changed_entries(recording)),
     }
+
+
+def _origin_form(origin: Origin | LiveOrigin) -> dict[str, Any]:
+    """Of a call in a training loop, the digests are not computed."""
+    if isinstance(origin, LiveOrigin):
+        origin = Origin(versions=versions_now(origin.framework))
+    return {"weights": origin.weights, "inputs": origin.inputs, "versions": origin.versions}
 
 
 def _gradients_form(

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torchlens._history.log import Log, path_text
+from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording
+from torchlens._recording.trees import path_text
 from torchlens._text.error_wording import did_you_mean, got
 
 OWN_PREFIX = "torchlens/"  # of our own documents, which describe the tensors

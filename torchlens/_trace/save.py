@@ -46,6 +46,7 @@ def save_history(
 def _save(log: Log, target: Path, params: bool, max_shard_bytes: int) -> None:
     shards = ShardWriter(target, trace_metadata(), max_shard_bytes)
     try:
+        log.settle_origin()
         tensors = TensorWriter(Names().claim)
         writer = PythonWriter(tensors.add)
         recording, names = log.recording, names_in_call(log.recording)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from torchlens._capture.session import generator_states
-from torchlens._history.log import path_text
-from torchlens._recording.trees import Path, named_data, named_tensors
+from torchlens._recording.trees import Path, named_data, named_tensors, path_text
 from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State, copy_of
 from torchlens._replay.values import brief, difference, same

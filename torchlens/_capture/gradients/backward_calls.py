@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from torchlens._capture.gradients.backward_hooks import node_of
-from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.observer import CallKind
 from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import named_operation
+from torchlens._recording.origin import version_of
 from torchlens._recording.trees import plain_tensors
 
 Tensor = torch.Tensor

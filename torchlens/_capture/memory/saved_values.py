@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchlens._capture.memory.aliases import Aliases
+from torchlens._recording.origin import version_of
 from torchlens._recording.recording import Write
 from torchlens._recording.regions import Region, region_of, storage_of
 from torchlens._recording.stored import StoredValue
@@ -36,14 +37,6 @@ def has_memory(tensor: torch.Tensor) -> bool:
         )
     except (NotImplementedError, RuntimeError, ValueError):  # a kind without storage
         return True
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """torch's version counter of the tensor; -1 if it has none."""
-    try:
-        return tensor._version
-    except RuntimeError:  # tensors made under inference_mode
-        return -1
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,54 @@
+"""What made a history: its model, structure, weights, inputs and versions."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchlens._history.log import Log
+from torchlens._history.structure_hash import structure_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What made a history, as every exported table, page, picture and file says it.
+
+    Two histories with equal digests are of equal weights and inputs. A digest is None where the
+    values are not known: the log was made without them (meta tensors), they were changed in place
+    since, or the inputs were neither saved nor kept.
+    """
+
+    model: str
+    structure: str
+    weights: str | None
+    inputs: str | None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The receipt for JSON."""
+        return {
+            "model": self.model,
+            "structure": self.structure,
+            "weights": self.weights,
+            "inputs": self.inputs,
+            "versions": dict(self.versions),
+        }
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
+        digests = [
+            f"{name} {digest}"
+            for name in ("structure", "weights", "inputs")
+            if (digest := getattr(self, name)) is not None
+        ]
+        return f"{self.model}: {', '.join(digests)} ({versions})"
+
+
+def receipt_of(log: Log) -> Receipt:
+    """The receipt of a log."""
+    origin = log.settle_origin()
+    return Receipt(
+        log.recording.model_name,
+        structure_hash(log),
+        origin.weights,
+        origin.inputs,
+        dict(origin.versions),
+    )
