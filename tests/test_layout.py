@@ -58,7 +58,8 @@ PUBLIC_NAMES = [
 # From the bottom up: a file imports from its own package and from the packages before it.
 ORDER = [
     *("errors", "_compat", "_recording", "_text", "_capture", "_jax", "_graph", "_history"),
-    *("_replay", "_health", "features", "api", "sinks", "callbacks", "edits", "__init__", "_cli"),
+    *("_replay", "_health", "_attention", "features"),
+    *("api", "sinks", "callbacks", "edits", "__init__", "_cli"),
     "__main__",
 ]
 # Features read histories. One imports another only if it is named here.
@@ -76,6 +77,7 @@ FEATURES = [
 USES = {("_monitor", "_page"), ("_monitor", "_trace"), ("_diff", "_page")}
 # Files whose functions import from packages above their own when they are called.
 CALLS_UP = {
+    "torchlens._history.entry_questions",
     "torchlens._history.model_history",
     "torchlens._recording.frameworks",
     "torchlens._trace.tail",
@@ -91,6 +93,8 @@ OPTIONAL = {
         "networkx",
         "IPython",
         "jax",
+        "matplotlib",
+        "pyarrow",
         "safetensors",
         "sympy",
         "transformers",

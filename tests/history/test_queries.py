@@ -116,6 +116,34 @@ def test_find_selects_by_type_module_shape_parameter_and_function() -> None:
     assert history.find("nothing") == []
 
 
+def test_paths_from_several_starts_are_sorted_by_length() -> None:
+    history = tl.log_forward_pass(Residual(), torch.rand(2, 4))
+    paths = history.paths(["input.x", "linear_1", "relu_1"], "output_1")
+    assert len({tuple(names(path)) for path in paths}) == len(paths)
+    assert [len(path) for path in paths] == sorted(len(path) for path in paths)
+    assert {path[0].layer_label for path in paths} == {"input_1_0", "linear_1_2", "relu_1_1"}
+
+
+def test_a_shared_module_or_parameter_is_found_under_each_of_its_names() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+            self.block = nn.Linear(4, 4)
+            self.again = self.block
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.again(self.block(self.embedding(ids))))
+
+    history = tl.log_forward_pass(Tied(), torch.arange(3))
+    assert names(history.find(module="again")) == names(history.find(module="block"))
+    assert len(history.find(module="again")) == 2
+    for name in ("embedding.weight", "head.weight"):
+        assert names(history.find(param=name)) == ["embedding_1_1:1", "linear_2_3:1"]
+
+
 def test_find_says_which_module_or_parameter_does_not_exist() -> None:
     history: Any = tl.log_forward_pass(ConvNet(), torch.rand(2, 3, 16, 16))
     with pytest.raises(KeyError, match=r"No module 'haed' ran. Did you mean 'head'"):

@@ -66,6 +66,8 @@ def parts_of(model: torch.nn.Module) -> Parts:
                 if number == len(params):
                     params.append(parameter)
                     parts.param_addresses.append(prefix + name)
+                else:
+                    parts.aliases[prefix + name] = parts.param_addresses[number]
                 own_params.append(number)
         parts.module_params[address] = tuple(own_params)
         for name, buffer in module._buffers.items():

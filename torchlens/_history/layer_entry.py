@@ -7,6 +7,7 @@ import torch
 from torchlens._history.backward import backward_times
 from torchlens._history.entry_calls import EntryCalls
 from torchlens._history.entry_graph import EntryGraph, EntryModules
+from torchlens._history.entry_questions import EntryQuestions
 from torchlens._history.field import ClassicAccess, EntryFields, field, once, size_texts
 from torchlens._history.log import picked
 from torchlens._history.lookup import lookup_keys
@@ -180,7 +181,9 @@ class EntryTensors(EntryFields):
         return list(map(backward_times(self._log).order.get, self._numbers))
 
 
-class LayerEntry(EntryLabels, EntryTensors, EntryCalls, EntryGraph, EntryModules, ClassicAccess):
+class LayerEntry(
+    EntryLabels, EntryTensors, EntryCalls, EntryGraph, EntryModules, EntryQuestions, ClassicAccess
+):
     """Everything known about one operation's result. Each field is computed when it is read.
 
     >>> entry = history['conv2d_3_7']

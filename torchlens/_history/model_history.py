@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import networkx
     import pandas
 
+    from torchlens._attention.attention import Attention
     from torchlens._draw.draw_options import DrawKeywords, VisOpt
     from torchlens._draw.drawing import Drawing
     from torchlens._health.nonfinite import NonFinite
@@ -296,6 +297,20 @@ class ModelHistory(HistoryFields, ClassicAccess):
         from torchlens._history.queries import stacked_passes
 
         return stacked_passes(self._log, key, self._meant("key", key))
+
+    def attention(self, key: int | str, head: int | None = None) -> "Attention":
+        """The attention weights of a module or of an operation, also where a fused kernel computes
+        them without returning them, with query, key and value.
+
+        They are rebuilt from the logged arguments and checked against the logged result; raises
+        ValueError if they do not give it.
+
+        >>> history.attention('layers.3').weights
+        >>> history.attention('layers.3', head=3).plot('head.png')
+        """
+        from torchlens._attention.choice import chosen_attention
+
+        return chosen_attention(self._log, self._lookup, key, head)
 
     def subgraph(self, layers: "Layers") -> "ModelHistory":
         """A history of these layers alone, under the same labels: print it, draw it, explore it.

@@ -4,13 +4,14 @@ Every function takes and returns numbers of entries; each is linear in the size 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from types import EllipsisType
 from typing import Any, TypeAlias
 
 import torch
 
+from torchlens._capture.selection import first_address
 from torchlens._graph.paths import ancestors_of, descendants_of
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
@@ -25,6 +26,7 @@ Kinds: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 Modules: TypeAlias = str | type[torch.nn.Module] | Sequence[str | type[torch.nn.Module]]
 # None or -1 stands for any size, `...` for any number of sizes.
 Shape: TypeAlias = Sequence[int | EllipsisType | None]
+_Condition: TypeAlias = Callable[[int], bool]
 
 
 def meant(log: Log, lookup: Lookup, name: str, layers: Layers) -> list[int]:
@@ -51,33 +53,52 @@ def found(
     params: str | Sequence[str] | None,
     where: Callable[[LayerEntry], Any] | None,
 ) -> list[int]:
-    """The listed entries for which all the conditions that are given hold."""
-    entries: Iterable[int] = log.visible
-    if kinds is not None:
-        patterns = [_type_pattern(kind) for kind in _each(kinds)]
-        types = {layer.type for layer in log.graph.layers}
-        wanted = {name for name in types if any(fnmatchcase(name, each) for each in patterns)}
-        layers, layer_of = log.graph.layers, log.graph.layer_of
-        entries = [entry for entry in entries if layers[layer_of[entry]].type in wanted]
-    if modules is not None:
-        calls = _calls_inside(log, _each(modules))
-        entries = [entry for entry in entries if log.row(entry).module_call in calls]
-    if params is not None:
-        numbers = _parameters(log, _each(params))
-        own = log.graph.params
-        entries = [entry for entry in entries if not numbers.isdisjoint(own[entry])]
-    if shape is not None:
-        if isinstance(shape, str) or not isinstance(shape, Sequence):
-            raise TypeError(
-                "shape must be a tuple of sizes, with None for any size and ... for any number of "
-                f"sizes, got {got(shape)}."
-            )
-        entries = [entry for entry in entries if _fits(tuple(log.row(entry).shape), tuple(shape))]
-    if where is not None:
-        if not callable(where):
-            raise TypeError(f"where must be a function of a layer entry, got {got(where)}.")
-        entries = [entry for entry in entries if where(LayerEntry(log, entry))]
-    return list(entries)
+    """The listed entries for which all the conditions that are given hold.
+
+    `where` is asked last, and only about entries that pass the others.
+    """
+    given = (
+        (kinds, _of_kinds), (modules, _inside_modules), (params, _with_params), (shape, _of_shape),
+        (where, _for_which),
+    )  # fmt: skip
+    holds = [make(log, condition) for condition, make in given if condition is not None]
+    return [entry for entry in log.visible if all(each(entry) for each in holds)]
+
+
+def _of_kinds(log: Log, kinds: Any) -> _Condition:
+    patterns = [_type_pattern(kind) for kind in _each(kinds)]
+    layers, layer_of = log.graph.layers, log.graph.layer_of
+    types = {layer.type for layer in layers}
+    wanted = {name for name in types if any(fnmatchcase(name, each) for each in patterns)}
+    return lambda entry: layers[layer_of[entry]].type in wanted
+
+
+def _inside_modules(log: Log, modules: Any) -> _Condition:
+    own = set[int]().union(*(_calls_of(log, module) for module in _each(modules)))
+    chains = enumerate(log.graph.module_chains)
+    inside = {call for call, chain in chains if not own.isdisjoint(chain)}
+    return lambda entry: log.row(entry).module_call in inside
+
+
+def _with_params(log: Log, names: Any) -> _Condition:
+    numbers, own = _parameters(log, _each(names)), log.graph.params
+    return lambda entry: not numbers.isdisjoint(own[entry])
+
+
+def _of_shape(log: Log, shape: Any) -> _Condition:
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise TypeError(
+            "shape must be a tuple of sizes, with None for any size and ... for any number of "
+            f"sizes, got {got(shape)}."
+        )
+    pattern = tuple(shape)
+    return lambda entry: _fits(tuple(log.row(entry).shape), pattern)
+
+
+def _for_which(log: Log, where: Any) -> _Condition:
+    if not callable(where):
+        raise TypeError(f"where must be a function of a layer entry, got {got(where)}.")
+    return lambda entry: bool(where(LayerEntry(log, entry)))
 
 
 def _each(given: Any) -> Iterable[Any]:
@@ -95,31 +116,26 @@ def _type_pattern(kind: Any) -> str:
     return name.lower().replace("_", "")
 
 
-def _calls_inside(log: Log, modules: Iterable[Any]) -> set[int]:
-    """The module calls that are calls of these modules, or run inside one."""
-    classes, names = log.recording.module_classes, log.module_names
-    addresses = log.module_call_addresses
-    own: set[int] = set()
-    for module in modules:
-        if isinstance(module, type):
-            wanted = {name for name, kind in classes.items() if kind == module.__name__ and name}
-            own.update(call for call, name in enumerate(addresses) if name in wanted)
-            continue
-        if not isinstance(module, str):
-            raise TypeError(
-                "module must be an address such as 'layers.3' or 'layers.*', or a class of "
-                f"modules, got {got(module)}."
-            )
-        fitting = {
-            call
-            for call, (address, name) in enumerate(zip(addresses, names, strict=True))
-            if call and (fnmatchcase(address, module) or fnmatchcase(name, module))
-        }
-        if not fitting and module not in classes:
-            near = did_you_mean(module, dict.fromkeys(filter(None, addresses)))
-            raise KeyError(f"No module {module!r} ran. {near}".rstrip())
-        own |= fitting
-    return {call for call, chain in enumerate(log.graph.module_chains) if not own.isdisjoint(chain)}
+def _calls_of(log: Log, module: Any) -> set[int]:
+    """The calls of the modules with an address, or of a class."""
+    classes, addresses = log.recording.module_classes, log.module_call_addresses
+    if isinstance(module, type):
+        wanted = {name for name, kind in classes.items() if kind == module.__name__ and name}
+        return {call for call, address in enumerate(addresses) if address in wanted}
+    if not isinstance(module, str):
+        raise TypeError(
+            "module must be an address such as 'layers.3' or 'layers.*', or a class of modules, "
+            f"got {got(module)}."
+        )
+    address = first_address(module, log.recording.module_aliases)
+    names = enumerate(zip(addresses, log.module_names, strict=True))
+    fitting = {
+        call for call, both in names if call and any(fnmatchcase(name, address) for name in both)
+    }
+    if not fitting and address not in classes:
+        near = did_you_mean(module, dict.fromkeys(filter(None, addresses)))
+        raise KeyError(f"No module {module!r} ran. {near}".rstrip())
+    return fitting
 
 
 def _parameters(log: Log, names: Iterable[Any]) -> set[int]:
@@ -129,7 +145,8 @@ def _parameters(log: Log, names: Iterable[Any]) -> set[int]:
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"param must be an address such as 'fc.weight', got {got(name)}.")
-        own = {number for number, each in enumerate(addresses) if fnmatchcase(each, name)}
+        known = first_address(name, log.recording.module_aliases)
+        own = {number for number, each in enumerate(addresses) if fnmatchcase(each, known)}
         if not own:
             raise KeyError(f"No parameter {name!r}. {did_you_mean(name, addresses)}".rstrip())
         numbers |= own
@@ -171,34 +188,33 @@ def modules_between(log: Log, entries: Iterable[int]) -> list[str]:
 
 
 def all_paths(log: Log, starts: list[int], ends: list[int], limit: int) -> list[list[int]]:
-    """Every path from a start to an end; they are counted before any is made."""
+    """Every path from a start to an end, the shortest first; counted before any is made."""
     check_count("limit", limit, 1)
-    on_way = set(between(log, starts, ends))
+    on_way, targets = set(between(log, starts, ends)), set(ends)
     children = {
         entry: [child for child in log.graph.children[entry] if child in on_way] for entry in on_way
     }
-    targets = set(ends)
-    count: dict[int, int] = {}
-    for entry in sorted(on_way, reverse=True):
-        count[entry] = (entry in targets) + sum(count[child] for child in children[entry])
-    total = sum(count.get(start, 0) for start in starts)
+    total = _num_paths(starts, children, targets)
     if total > limit:
         raise ValueError(
             f"There are {total:,} paths, more than limit={limit:,}. Raise the limit, choose nearer "
             "ends, or take history.between(a, b), which lists the layers on all of them."
         )
-    return [
-        path for start in starts if start in on_way for path in _walks(start, children, targets)
-    ]
-
-
-def _walks(start: int, children: dict[int, list[int]], targets: set[int]) -> Iterator[list[int]]:
-    waiting = deque([[start]])
+    found = []
+    waiting = deque([start] for start in starts if start in on_way)
     while waiting:
         path = waiting.popleft()
         if path[-1] in targets:
-            yield path
+            found.append(path)
         waiting.extend([*path, child] for child in children[path[-1]])
+    return found
+
+
+def _num_paths(starts: list[int], children: dict[int, list[int]], targets: set[int]) -> int:
+    count: dict[int, int] = {}
+    for entry in sorted(children, reverse=True):
+        count[entry] = (entry in targets) + sum(count[child] for child in children[entry])
+    return sum(count.get(start, 0) for start in starts)
 
 
 def longest_path(log: Log, starts: Iterable[int], ends: Iterable[int]) -> list[int]:

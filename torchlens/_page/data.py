@@ -9,6 +9,7 @@ from torchlens._history.backward import parameter_gradients
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Marks, Overlay
+from torchlens._page.attention_columns import attention_columns
 from torchlens._page.entry_columns import (
     EntryColumns,
     Places,
@@ -120,6 +121,7 @@ class _Writer:
             "kinds": KINDS,
             "partKinds": PARTS,
             "sides": SIDES,
+            "attention": attention_columns(self.log, chosen),
             "statistics": self.statistics.columns(),
             "strings": list(self.strings.found),
         }

@@ -221,7 +221,7 @@ class Recording:
     # Entries whose value an edit changed.
     edited: set[int] = field(default_factory=set)
     framework: str = "torch"  # the package name of the framework
-    # Another address of a shared module → the address that the log uses.
+    # Another address of a shared module or parameter → the address that the log uses.
     module_aliases: dict[str, str] = field(default_factory=dict)
     origin: Origin | LiveOrigin = field(default_factory=Origin)
     is_copy: bool = False  # pickled or deep-copied: its tensors have no autograd graph

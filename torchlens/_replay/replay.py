@@ -256,7 +256,7 @@ class Replay:
             raise NotReplayableError("other processes took part in it")
         number = self.entries.graph.recorded[entry]
         kept = self._recording.saved_args.get(number, (row.args, row.kwargs))
-        args, kwargs = _filled(kept[0], kept[1], tensors)
+        args, kwargs = filled(kept[0], kept[1], tensors)
 
         def replaced(*args: Any, **kwargs: Any) -> Any:
             assert instead is not None
@@ -338,7 +338,7 @@ def _replaced(result: Tensor, other: Tensor, owns_memory: bool) -> Tensor:
     return other.clone()
 
 
-def _filled(args: Any, kwargs: Any, places: dict[Any, Tensor]) -> tuple[list[Any], dict[str, Any]]:
+def filled(args: Any, kwargs: Any, places: dict[Any, Tensor]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments with the tensors put back, by location."""
     own, named = list(args), dict(kwargs or {})
     for location, tensor in places.items():

@@ -14,6 +14,7 @@ import { remember } from "./address.js";
 import { levelsIn, openTo } from "./levels.js";
 import { showEdge } from "./edges.js";
 import { histogram, statBlock } from "./statistics.js";
+import { attentionBlock } from "./attention.js";
 
 export function linkTo(e) {
   const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
@@ -129,6 +130,7 @@ export function showPanel() {
       ["Backward", isFailed || E.backward[e] === null ? "" : timeText(own.reduce((sum, k) => sum + (E.backward[k] || 0), 0))],
     ]));
     own.forEach(k => { if (E.stat[k] >= 0) panel.append(statBlock(E.stat[k], own.length > 1 ? "Values of " + S[E.label[k]] : "Values")); });
+    own.forEach(k => panel.append(attentionBlock(k)));
     own.forEach(k => { if (E.grad[k] >= 0) panel.append(statBlock(E.grad[k], "Gradient")); });
     panel.append(linkList("Parents", [...new Set(own.flatMap(k => E.parents[k]))].filter(p => !buffers.includes(p)), absent(own, "parents")));
     panel.append(linkList("Children", [...new Set(own.flatMap(k => children[k]))], absent(own, "children")));

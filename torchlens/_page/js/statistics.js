@@ -5,7 +5,7 @@ import { many, numberText, percent } from "./numbers.js";
 import { colourAt } from "./scale.js";
 import { html, make } from "./elements.js";
 
-function bytesOf(text) { const raw = atob(text), out = new Uint8Array(raw.length); for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i); return out; }
+export function bytesOf(text) { const raw = atob(text), out = new Uint8Array(raw.length); for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i); return out; }
 let histograms = null, heat = null, heatStart = null;
 function unpack() {
   if (histograms) return;
@@ -25,11 +25,15 @@ export function histogram(row) {
 }
 function heatMap(row) {
   unpack();
-  const rows = T.rows[row], cols = T.cols[row], canvas = html("canvas", { width: cols, height: rows, role: "img", "aria-label": "Heat map, " + rows + " by " + cols });
+  return heatPicture(T.rows[row], T.cols[row], heat, heatStart[row], "Heat map");
+}
+/* A picture of bytes: 254 is the highest value, 255 no number. */
+export function heatPicture(rows, cols, bytes, start, name) {
+  const canvas = html("canvas", { width: cols, height: rows, role: "img", "aria-label": name + ", " + rows + " by " + cols });
   canvas.width = cols; canvas.height = rows;
   const ctx = canvas.getContext("2d"), img = ctx.createImageData(cols, rows);
   for (let i = 0; i < rows * cols; i++) {
-    const v = heat[heatStart[row] + i], c = v === 255 ? [230, 60, 50] : colourAt(v / 254);
+    const v = bytes[start + i], c = v === 255 ? [230, 60, 50] : colourAt(v / 254);
     img.data.set([...c, 255], i * 4);
   }
   ctx.putImageData(img, 0, 0);
