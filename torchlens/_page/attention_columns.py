@@ -8,14 +8,14 @@ import torch
 
 from torchlens._attention.attention import calls_of_attention, small_attention
 from torchlens._history.log import Log
-from torchlens._page.parts import Selection
+from torchlens._page.parts import ChosenParts
 
 _SIDE = 32
 _MOST_HEADS = 32
 _MOST_CALLS = 256
 
 
-def attention_columns(log: Log, chosen: Selection) -> dict[str, list[Any]]:
+def attention_columns(log: Log, chosen: ChosenParts) -> dict[str, list[Any]]:
     """One row per attention that the page carries and that can be rebuilt.
 
     `entry` is the page's number of the result, `high` the largest weight of each head, `heads` the
