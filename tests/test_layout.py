@@ -24,6 +24,7 @@ PUBLIC_NAMES = [
     "DifferentGraphError",
     "DrawingError",
     "EditError",
+    "FeaturesError",
     "Finding",
     "LayerEntry",
     "ModelHistory",
@@ -41,11 +42,13 @@ PUBLIC_NAMES = [
     "diff",
     "edit",
     "explore_together",
+    "extract",
     "get_model_metadata",
     "load",
     "log_forward_pass",
     "magnify",
     "monitor",
+    "open_features",
     "open_run",
     "profile",
     "read_trace",
@@ -58,8 +61,8 @@ PUBLIC_NAMES = [
 # From the bottom up: a file imports from its own package and from the packages before it.
 ORDER = [
     *("errors", "_compat", "_recording", "_text", "_capture", "_jax", "_graph", "_history"),
-    *("_replay", "_health", "_attention", "features"),
-    *("api", "sinks", "callbacks", "edits", "__init__", "_cli"),
+    *("_replay", "_health", "_attention", "_features"),
+    *("api", "sinks", "callbacks", "edits", "features", "__init__", "_cli"),
     "__main__",
 ]
 # Features read histories. One imports another only if it is named here.
@@ -70,6 +73,7 @@ FEATURES = [
     "_validate",
     "_diff",
     "_edit",
+    "_extract",
     "_profile",
     "_monitor",
     "_trace",
@@ -100,6 +104,8 @@ OPTIONAL = {
         "transformers",
     ),
     *("PIL", "av", "lightning", "mlflow", "sklearn", "tensorboard", "trackio", "wandb"),
+    *("datasets", "h5py", "matplotlib", "pyarrow", "ray", "rsatoolbox", "scipy"),
+    *("torchvision", "tqdm", "xarray", "zarr"),
 }
 
 
@@ -113,7 +119,7 @@ def may_import(mine: str, theirs: str) -> bool:
         return True
     if mine in FEATURES and theirs in FEATURES:
         return False
-    ranks = [ORDER.index("features" if name in FEATURES else name) for name in (mine, theirs)]
+    ranks = [ORDER.index("_features" if name in FEATURES else name) for name in (mine, theirs)]
     return ranks[1] < ranks[0]
 
 
@@ -237,7 +243,12 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_dir_shows_the_public_names_alone() -> None:
-    assert sorted(dir(tl)) == sorted([*PUBLIC_NAMES, "__version__", "callbacks", "edits", "sinks"])
+    assert sorted(dir(tl)) == sorted(
+        [*PUBLIC_NAMES, "__version__", "callbacks", "edits", "features", "sinks"]
+    )
+    assert sorted(dir(tl)) == sorted(
+        [*PUBLIC_NAMES, "__version__", "callbacks", "features", "sinks"]
+    )
     assert re.fullmatch(r"\d+\.\d+\.\d+", tl.__version__)
     star: dict[str, object] = {}
     exec("from torchlens import *", star)

@@ -23,11 +23,13 @@ try:
         diff,
         edit,
         explore_together,
+        extract,
         get_model_metadata,
         load,
         log_forward_pass,
         magnify,
         monitor,
+        open_features,
         open_run,
         profile,
         read_trace,
@@ -41,6 +43,7 @@ try:
         DifferentGraphError,
         DrawingError,
         EditError,
+        FeaturesError,
         NestedLogError,
         NonFiniteError,
         TorchLensError,
@@ -65,6 +68,7 @@ __all__ = [
     "DifferentGraphError",
     "DrawingError",
     "EditError",
+    "FeaturesError",
     "Finding",
     "LayerEntry",
     "ModelHistory",
@@ -82,11 +86,13 @@ __all__ = [
     "diff",
     "edit",
     "explore_together",
+    "extract",
     "get_model_metadata",
     "load",
     "log_forward_pass",
     "magnify",
     "monitor",
+    "open_features",
     "open_run",
     "profile",
     "read_trace",
@@ -108,7 +114,7 @@ _IMPORTED_ON_USE = {
     "ValidationReport": "torchlens._validate.report",
 }
 # Submodules that users reach as attributes, as in `torchlens.sinks.TensorBoard`.
-_MODULES = ("callbacks", "edits", "sinks")
+_MODULES = ("callbacks", "edits", "features", "sinks")
 # The classic TorchLens's names for the types of an entry and of a layer with all its passes.
 _CLASSIC = {
     "TensorLogEntry": ("torchlens._history.layer_entry", "LayerEntry"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchlens._draw.draw_options import DrawKeywords, DrawOptions, VisOpt
     from torchlens._draw.drawing import Drawing
     from torchlens._edit.editing import Editing
+    from torchlens._extract.feature_store import Features
     from torchlens._monitor.read.reader import RunReader
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
@@ -680,3 +681,98 @@ def read_trace(path: str | os.PathLike[str], pattern: str | None = None) -> dict
     if pattern is not None and not isinstance(pattern, str):
         raise TypeError(f"pattern must be text, such as 'features.*', got {got(pattern)}.")
     return dict(read_pattern(open_trace(path), pattern))
+
+
+# -- features of a data set ------------------------------------------------------------------------
+
+
+def extract(
+    model: Any,
+    data: Any,
+    layers: LayersToSave | Mapping[str, LayersToSave],
+    path: str | os.PathLike[str] | None,
+    *,
+    ids: Iterable[str | int] | None = None,
+    pool: Any = None,
+    reduce: Any = None,
+    dtype: Any = None,
+    batch_size: int | None = None,
+    shard_size: int = 4096,
+    transform: Callable[[Any], Any] | None = None,
+    tokenizer: Callable[..., Any] | None = None,
+    into: Iterable[Any] = (),
+    on_error: Literal["raise", "skip"] = "raise",
+    progress: bool | None = None,
+) -> Any:
+    """Runs a data set through a model and stores the values of some layers, as `Features`.
+
+    The same call resumes a run that was interrupted, at the last finished shard. The model runs in
+    evaluation mode and without gradients; its mode is put back. With torchrun, each process
+    extracts its part.
+
+    >>> features = extract(model, images, ['relu_3', 'layer4', 'output'], 'features/')
+    >>> features['layer4'][10:20], features.ids, features.verify(20)
+
+    Args:
+        model: A `torch.nn.Module`, or a dict of several, each of which is given every input.
+        data: A Dataset, a DataLoader, a tensor or array, a list of inputs, a dict of arrays, a
+            folder of images, a list of texts (with a tokenizer), or an iterable of batches. In a
+            tuple, what the model does not need are labels, and are ignored; a dict has keyword
+            arguments.
+        layers: The keys of layers as in a history, or a function of a layer entry; for a dict of
+            models, a dict of these.
+        path: The folder; None stores nothing, and returns the reductions in `into`.
+        ids: One for each input: strings or whole numbers. The default is a number, or the name of
+            the file.
+        pool: `'mean'`, `'max'`, `'cls'` (the first token), `'last'` (the last token), `'grid:N'`
+            (N × N cells), a function of a value and the mask of its tokens, or a dict of these by
+            layer. Without a pool, ragged text is stored as its tokens, without padding.
+        reduce: `features.SparseProjection(512)` or `features.PCA(100)`.
+        dtype: `'float16'`, `'bfloat16'` or `'float32'`; None keeps the model's.
+        batch_size: How many inputs are run at once; 32, or that of the DataLoader. An iterable has
+            its own batches.
+        shard_size: How many inputs are in one file; no batch crosses a shard.
+        transform: Applied to each input; for a folder, a function from a PIL image to a tensor.
+        tokenizer: Makes tokens of texts, as those of Hugging Face do.
+        into: Reductions of the stream, such as `features.CKA()`.
+        on_error: `'skip'` leaves out inputs that cannot be read or make the model raise, and lists
+            them in `features.skipped`.
+        progress: Whether to show progress; None shows it on a terminal.
+    """
+    from torchlens._extract.extraction import Extraction, ExtractOptions
+
+    options = ExtractOptions(
+        ids=ids,
+        pool=pool,
+        reduce=reduce,
+        dtype=dtype,
+        batch_size=batch_size,
+        shard_size=shard_size,
+        transform=transform,
+        tokenizer=tokenizer,
+        into=list(into) if isinstance(into, Iterable) else [into],
+        on_error=on_error,
+        progress=progress,
+    )
+    if path is not None and (not isinstance(path, str | os.PathLike) or not str(path)):
+        raise TypeError(
+            f"path must name a folder, such as 'features/', or be None, got {got(path)}."
+        )
+    if path is None and not options.into:
+        raise ValueError(
+            "path=None stores nothing: name a folder, such as 'features/', or give reductions, "
+            "such as into=[torchlens.features.PCA(100)]."
+        )
+    extraction = Extraction(model, data, layers, options)
+    return extraction.reduce_only() if path is None else extraction.store(Path(path).expanduser())
+
+
+def open_features(path: str | os.PathLike[str]) -> "Features":
+    """Opens a folder that `extract` has written, complete or not.
+
+    >>> features = open_features('features/')
+    >>> features['layer4'][10:20]
+    """
+    from torchlens._extract.feature_store import open_folder
+
+    return open_folder(path)

@@ -6,6 +6,7 @@
     ├── DifferentGraphError     another run of the model did different operations from the log's
     ├── EditError               an edit had no effect, or its effect cannot be known
     ├── DrawingError            Graphviz is missing, or could not draw a graph
+    ├── FeaturesError           a folder is not one of features, was made otherwise, or is in use
     ├── NonFiniteError          a profile with stop=True met NaN or Inf
     ├── TraceError              a file is not a trace, or is damaged
     └── ValueChangedError       a saved tensor was changed in place after it was saved
@@ -19,6 +20,7 @@ __all__ = [
     "DifferentGraphError",
     "DrawingError",
     "EditError",
+    "FeaturesError",
     "NestedLogError",
     "NonFiniteError",
     "TorchLensError",
@@ -49,6 +51,10 @@ class DrawingError(TorchLensError):
 
 class EditError(TorchLensError):
     """An edit had no effect, or its effect cannot be known from the recorded calls."""
+
+
+class FeaturesError(TorchLensError):
+    """A folder holds no features, damaged ones, or features that were made with other settings."""
 
 
 class NonFiniteError(TorchLensError):

@@ -1,0 +1,1 @@
+"""Activations of a whole data set: run, stored, read again, summarised."""

@@ -1,0 +1,399 @@
+"""What a data set may be: each kind becomes a source of inputs.
+
+`Items` are inputs that can be fetched by number; `Stream` is an iterable of batches, which is read
+from its start to its end.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
+
+from torchlens._text.error_wording import got
+
+_IMAGES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_Item = TypeVar("_Item")
+
+
+@dataclass(slots=True)
+class Inputs:
+    """One batch: the inputs as the data set gives them, and their ids.
+
+    `failed` are the ids of inputs that could not be read, with the reason.
+    """
+
+    ids: list[Any]
+    data: Any
+    failed: list[tuple[Any, str]] = field(default_factory=list)
+
+
+class Items:
+    """Inputs that are fetched by number."""
+
+    def __init__(
+        self,
+        get: Callable[[int], Any],
+        num: int,
+        ids: Sequence[Any] | None,
+        description: Mapping[str, Any],
+        collate: Callable[[list[Any]], Any] = default_collate,
+        num_workers: int = 0,
+    ) -> None:
+        self.num = num
+        self.ids = _checked_ids(ids, num)
+        self.description = dict(description)
+        self._get = get
+        self._collate = collate
+        self._num_workers = num_workers
+
+    def id_of(self, number: int) -> Any:
+        """The id of an input."""
+        return number if self.ids is None else self.ids[number]
+
+    def batches(self, numbers: Sequence[Sequence[int]], skips: bool) -> Iterator[Inputs]:
+        """The batches with these inputs; with `skips`, inputs that cannot be read are left out."""
+        loader: DataLoader[Any] = DataLoader(
+            _Guarded(self._get, self.num),
+            batch_sampler=numbers,  # type: ignore[arg-type]
+            num_workers=self._num_workers,
+            collate_fn=partial(_collated, self._collate),
+        )
+        for given, (good, data, failed) in zip(numbers, loader, strict=True):
+            reasons = [(self.id_of(given[place]), reason) for place, reason, _ in failed]
+            if failed and not skips:
+                error = failed[0][2]
+                error.add_note(f"torchlens: raised when reading input {reasons[0][0]!r}.")
+                raise error
+            yield Inputs([self.id_of(given[place]) for place in good], data, reasons)
+
+
+class Stream:
+    """An iterable of batches."""
+
+    def __init__(
+        self, batches: Iterable[Any], ids: Sequence[Any] | None, description: Mapping[str, Any]
+    ) -> None:
+        self.description = dict(description)
+        self._batches = iter(batches)
+        self._ids = ids
+        self._first: list[Any] = []  # read, but not yet passed on
+
+    def peek(self) -> Inputs:
+        """The first batch, which `batches` gives again."""
+        self._first = list(islice(self._batches, 1))
+        if not self._first:
+            raise ValueError("data holds no batches.")
+        data = self._first[0]
+        size = batch_size_of(data)
+        ids = None if self._ids is None else list(self._ids)[:size]
+        return Inputs(list(range(size)) if ids is None else ids, data)
+
+    def batches(self) -> Iterator[Inputs]:
+        """All batches, from the start."""
+        ids = None if self._ids is None else iter(self._ids)
+        start = 0
+        for data in chain(self._first, self._batches):
+            size = batch_size_of(data)
+            own = list(range(start, start + size))
+            if ids is not None:
+                own = [item for item, _ in zip(ids, range(size), strict=False)]
+                if len(own) < size:
+                    raise ValueError(
+                        f"ids has {start + len(own)} items, and the data has more inputs than "
+                        "that. Give one id for each input, in order."
+                    )
+            yield Inputs(own, data)
+            start += size
+
+
+class _Guarded(torch.utils.data.Dataset[Any]):
+    """A data set whose items may be exceptions: those of reading them."""
+
+    def __init__(self, get: Callable[[int], Any], num: int) -> None:
+        self._get = get
+        self._num = num
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, number: int) -> Any:
+        try:
+            return self._get(number)
+        except Exception as error:
+            return _Failed(error)
+
+
+class _Failed:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _collated(collate: Callable[[list[Any]], Any], items: list[Any]) -> Any:
+    """The places of the items that could be read, a batch of these, and the failures."""
+    good = [place for place, item in enumerate(items) if not isinstance(item, _Failed)]
+    failed = [
+        (place, f"{type(item.error).__name__}: {item.error}", item.error)
+        for place, item in enumerate(items)
+        if isinstance(item, _Failed)
+    ]
+    return good, collate([items[place] for place in good]) if good else None, failed
+
+
+def _checked_ids(ids: Any, num: int) -> Sequence[Any] | None:
+    if ids is None:
+        return None
+    ids = [item.item() if isinstance(item, np.generic | torch.Tensor) else item for item in ids]
+    if len(ids) != num:
+        raise ValueError(f"ids must have one id for each of the {num} inputs, got {len(ids)} ids.")
+    for one in ids:
+        if not isinstance(one, str | int):
+            raise TypeError(f"An id must be a string or a whole number, got {got(one)}.")
+    if len(set(ids)) < num:
+        raise ValueError("ids must differ from each other: an id names one input.")
+    return ids
+
+
+# -- which kind it is ------------------------------------------------------------------------------
+
+
+def source_of(
+    data: Any,
+    ids: Any = None,
+    transform: Callable[[Any], Any] | None = None,
+    tokenizer: Callable[..., Any] | None = None,
+) -> Items | Stream:
+    """The source of inputs that `data` means."""
+    described = {"transform": _described(transform), "tokenizer": _tokenizer(tokenizer)}
+    if isinstance(data, DataLoader):
+        return _from_loader(data, ids, described)
+    if isinstance(data, str | os.PathLike):
+        return _from_folder(Path(data).expanduser(), ids, transform, described)
+    if isinstance(data, torch.Tensor | np.ndarray):
+        return Items(_Transformed(data, transform), len(data), ids, described)
+    if isinstance(data, Mapping):
+        return _from_columns(data, ids, transform, described)
+    if isinstance(data, Sequence) and len(data) and isinstance(data[0], str):
+        return _from_texts(data, ids, tokenizer, described)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return Items(_Transformed(data, transform), len(data), ids, described)
+    if isinstance(data, Iterable):
+        if transform is not None:
+            raise ValueError("transform is for single inputs; an iterable of batches has none.")
+        return Stream(data, ids, described)
+    raise TypeError(
+        "data must be a DataLoader, a Dataset, a tensor or array, a dict of them, a list of inputs "
+        f"or texts, a folder of images, or an iterable of batches, got {got(data)}."
+    )
+
+
+class _Transformed:
+    """Gets an item of a data set and transforms it."""
+
+    def __init__(self, data: Any, transform: Callable[[Any], Any] | None) -> None:
+        self._data = data
+        self._transform = transform
+
+    def __call__(self, number: int) -> Any:
+        item = self._data[number]
+        return item if self._transform is None else self._transform(item)
+
+
+class _Row:
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self._columns = columns
+
+    def __call__(self, number: int) -> Any:
+        return {name: column[number] for name, column in self._columns.items()}
+
+
+def _from_columns(
+    columns: Mapping[str, Any], ids: Any, transform: Any, described: Mapping[str, Any]
+) -> Items:
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len(set(sizes.values())) != 1:
+        raise ValueError(f"The arrays in data must have one length, got {sizes}.")
+    get: Callable[[int], Any] = _Row(columns)
+    if transform is not None:
+        raise ValueError("transform is for single inputs; transform the arrays in data instead.")
+    return Items(get, next(iter(sizes.values())), ids, described)
+
+
+def _from_loader(
+    loader: "DataLoader[Any]", ids: Any, described: Mapping[str, Any]
+) -> Items | Stream:
+    """A loader that reads a data set in order is read by number, so that it can be resumed."""
+    own = {**described, "transform": _described(getattr(loader.dataset, "transform", None))}
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, SequentialSampler) and loader.batch_size is not None:
+        items = _Transformed(loader.dataset, None)
+        num = len(loader.dataset)  # type: ignore[arg-type]
+        return Items(items, num, ids, own, loader.collate_fn, loader.num_workers)
+    if not isinstance(loader.dataset, IterableDataset):
+        order = sampler if loader.batch_size is not None else loader.batch_sampler
+        raise ValueError(
+            f"The DataLoader reads its data by {type(order).__name__}, in an order that is not "
+            "that of the data set, so that rows could not be matched with inputs. Use "
+            "shuffle=False."
+        )
+    return Stream(loader, ids, own)
+
+
+class _Images:
+    """Opens an image file and transforms it."""
+
+    def __init__(self, folder: Path, names: Sequence[str], transform: Callable[[Any], Any]) -> None:
+        self._folder = folder
+        self._names = names
+        self._transform = transform
+
+    def __call__(self, number: int) -> Any:
+        from PIL import Image
+
+        with Image.open(self._folder / self._names[number]) as image:
+            return self._transform(image.convert("RGB"))
+
+
+def _from_folder(
+    folder: Path, ids: Any, transform: Callable[[Any], Any] | None, described: dict[str, Any]
+) -> Items:
+    if not folder.is_dir():
+        raise ValueError(f"data names the folder {str(folder)!r}, and there is no such folder.")
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _IMAGES)
+    if not files:
+        raise ValueError(
+            f"The folder {str(folder)!r} holds no images ({', '.join(sorted(_IMAGES))})."
+        )
+    names = [path.relative_to(folder).as_posix() for path in files]
+    if transform is None:
+        transform = _default_transform()
+    described = {**described, "transform": _described(transform)}
+    get = _Images(folder, names, transform)
+    return Items(get, len(names), names if ids is None else ids, described)
+
+
+def _default_transform() -> Callable[[Any], Any]:
+    """What models trained on ImageNet are given."""
+    try:
+        from torchvision import transforms
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            "A folder of images needs torchvision (pip install torchvision), or "
+            "transform=, a function from a PIL image to a tensor."
+        ) from error
+    normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    steps = [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), normalize]
+    made: Callable[[Any], Any] = transforms.Compose(steps)
+    return made
+
+
+class _Texts:
+    """A batch of tokens from texts, padded as the tokenizer does it."""
+
+    def __init__(self, tokenizer: Callable[..., Any]) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: list[str]) -> Any:
+        return dict(
+            self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+        )
+
+
+def _from_texts(
+    texts: Sequence[str], ids: Any, tokenizer: Any, described: Mapping[str, Any]
+) -> Items:
+    if tokenizer is None:
+        raise ValueError(
+            "data is a list of texts: give tokenizer=, such as AutoTokenizer.from_pretrained(...)."
+        )
+    return Items(_Transformed(texts, None), len(texts), ids, described, _Texts(tokenizer))
+
+
+# -- what is written down about it -----------------------------------------------------------------
+
+
+def _described(transform: Any) -> str | None:
+    """The repr of a transform, without addresses in memory."""
+    if transform is None:
+        return None
+    text = repr(transform)
+    if " at 0x" in text:
+        return getattr(transform, "__qualname__", type(transform).__qualname__)
+    return text
+
+
+def _tokenizer(tokenizer: Any) -> dict[str, str] | None:
+    """The name of a tokenizer, and a digest of its vocabulary."""
+    if tokenizer is None:
+        return None
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    text = json.dumps(sorted(vocabulary.items()), default=str)
+    return {"name": str(name), "vocabulary": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def batch_size_of(data: Any) -> int:
+    """The number of inputs in a batch: the length of its first tensor or array."""
+    for leaf in torch.utils._pytree.tree_leaves(data):
+        if isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim:
+            return len(leaf)
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return len(data)
+    raise TypeError(f"A batch must hold a tensor or an array, got {got(data)}.")
+
+
+def prefetched(items: Iterable[_Item], depth: int = 2) -> Iterator[_Item]:
+    """The items, read ahead in a thread."""
+    queue: Queue[Any] = Queue(depth)
+    is_over = Event()
+    end = object()
+
+    def put(item: Any) -> None:
+        while not is_over.is_set():
+            try:
+                queue.put(item, timeout=0.1)
+                return
+            except Full:
+                continue
+
+    def read() -> None:
+        try:
+            for item in items:
+                put((item, None))
+                if is_over.is_set():
+                    return
+            put((end, None))
+        except BaseException as error:  # raised again where the items are used
+            put((end, error))
+
+    thread = Thread(target=read, name="torchlens-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = queue.get()
+            if error is not None:
+                raise error
+            if item is end:
+                return
+            yield item
+    finally:
+        is_over.set()
+        while True:
+            try:
+                queue.get_nowait()
+            except Empty:
+                break
+        thread.join()

@@ -1,0 +1,168 @@
+"""From a batch of data to the rows of the chosen layers: model, rows, pool, reduction."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchlens._extract.calls import Call, as_rows, call_of, check_rows
+from torchlens._extract.data import Inputs
+from torchlens._extract.engine import Engine, LayersError, device_of, evaluating
+from torchlens._extract.pools import Pool, Rows, described_pool, pooled, to_rows
+from torchlens._recording.user_code import warn_caller
+from torchlens._text.error_wording import got
+
+
+@dataclass(slots=True)
+class Processed:
+    """The rows of one batch, and what was skipped."""
+
+    rows: dict[str, Rows]
+    ids: list[Any]
+    skipped: list[tuple[Any, str]]
+
+
+class Pipeline:
+    """One model or several, the chosen layers, and what is made of their values."""
+
+    def __init__(
+        self,
+        model: Any,
+        layers: Any,
+        pool: Pool = None,
+        reduce: Any = None,
+        dtype: str | None = None,
+        skips: bool = False,
+    ) -> None:
+        self.engines = dict(_engines(model, layers))
+        self.pool = pool
+        self.reduce = reduce
+        self.dtype = dtype
+        self.skips = skips
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The context in which batches are processed: evaluation mode, no gradients."""
+        with ExitStack() as stack:
+            for engine in self.engines.values():
+                stack.enter_context(evaluating(engine.model))
+            yield
+
+    def process(self, inputs: Inputs) -> Processed:
+        """The rows of a batch. An exception of the model names the inputs."""
+        if not inputs.ids:
+            return Processed({}, [], inputs.failed)
+        try:
+            return Processed(self._rows(inputs), inputs.ids, inputs.failed)
+        except LayersError:
+            raise
+        except Exception as error:
+            if not self.skips:
+                error.add_note(f"torchlens: raised for {_who(inputs.ids)}.")
+                raise
+        return self._one_by_one(inputs)
+
+    def _one_by_one(self, inputs: Inputs) -> Processed:
+        """The rows of a batch with an input for which the model raises."""
+        found: list[dict[str, Rows]] = []
+        ids, failed = [], list(inputs.failed)
+        for place, one in enumerate(inputs.ids):
+            try:
+                found.append(self._rows(inputs, [place]))
+                ids.append(one)
+            except Exception as error:
+                failed.append((one, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+        if not ids and len(inputs.ids) > 1:
+            raise RuntimeError(
+                f"Every input of the batch ({_who(inputs.ids)}) failed, the last one with "
+                f"{failed[-1][1]}. This is not an unusual input but the call."
+            )
+        names = list(found[0]) if found else []
+        return Processed(
+            {name: _joined([own[name] for own in found]) for name in names}, ids, failed
+        )
+
+    def _rows(self, inputs: Inputs, places: Sequence[int] | None = None) -> dict[str, Rows]:
+        rows: dict[str, Rows] = {}
+        for prefix, engine in self.engines.items():
+            call = call_of(engine.model, inputs.data, len(inputs.ids), device_of(engine.model))
+            ids = inputs.ids
+            if places is not None:
+                call, ids = call.rows(places), [ids[place] for place in places]
+            for name, value in self._values(engine, call, _who(ids)).items():
+                rows[prefix + name] = self._finished(prefix + name, value, call)
+        return rows
+
+    def _values(self, engine: Engine, call: Call, who: str) -> dict[str, torch.Tensor]:
+        values = engine.run(call.args, call.kwargs, who)
+        return {name: as_rows(name, value, call, who) for name, value in values.items()}
+
+    def _finished(self, name: str, value: torch.Tensor, call: Call) -> Rows:
+        value, mask = pooled(name, value, self.pool, call.mask)
+        if self.reduce is None:
+            return to_rows(name, value, mask, self.dtype)
+        rows = to_rows(name, value.float(), mask, None)
+        reduced = torch.from_numpy(self.reduce.transform(name, rows.values))
+        return Rows(to_rows(name, reduced, None, self.dtype).values, rows.lengths)
+
+    def first(self, inputs: Inputs) -> Processed:
+        """Processes the first batch, and checks that rows do not depend on the rest of it."""
+        processed = self.process(inputs)
+        if len(processed.ids) < 2 or len(processed.ids) < len(inputs.ids):
+            return processed
+        for engine in self.engines.values():
+            if engine.changes_state:  # one more run would change later rows
+                continue
+            call = call_of(engine.model, inputs.data, len(inputs.ids), device_of(engine.model))
+            numbers = _subset(call)
+            part = call.rows(numbers)
+            try:
+                values = self._values(engine, part, "a part of the first batch")
+            except (RuntimeError, IndexError, TypeError) as error:
+                warn_caller(
+                    f"torchlens: the model cannot run on a part of a batch ({error}), so rows "
+                    "could not be checked against a smaller batch."
+                )
+                continue
+            whole = self._values(engine, call, "the first batch")
+            check_rows(whole, values, numbers, call.mask, part.mask)
+        return processed
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of the options."""
+        return {
+            "pool": described_pool(self.pool),
+            "reduce": None if self.reduce is None else self.reduce.describe(),
+            "dtype": self.dtype,
+        }
+
+
+def _engines(model: Any, layers: Any) -> Iterator[tuple[str, Engine]]:
+    if not isinstance(model, Mapping):
+        yield "", Engine(model, layers)
+        return
+    for name, own in model.items():
+        if isinstance(layers, Mapping) and name not in layers:
+            raise ValueError(f"layers has no layers for the model {name!r}, got {got(layers)}.")
+        yield f"{name}/", Engine(own, layers[name] if isinstance(layers, Mapping) else layers)
+
+
+def _subset(call: Call) -> list[int]:
+    """Some of the inputs of a batch: the first half; of ragged text, the shortest one."""
+    if call.mask is not None:
+        return [int(call.mask.sum(1).argmin())]
+    return list(range(max(1, call.size // 2)))
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    values = np.concatenate([own.values for own in rows])
+    if rows[0].lengths is None:
+        return Rows(values)
+    return Rows(values, np.concatenate([own.lengths for own in rows if own.lengths is not None]))
+
+
+def _who(ids: Sequence[Any]) -> str:
+    return f"input {ids[0]!r}" if len(ids) == 1 else f"inputs {ids[0]!r} to {ids[-1]!r}"
