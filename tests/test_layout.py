@@ -246,9 +246,6 @@ def test_dir_shows_the_public_names_alone() -> None:
     assert sorted(dir(tl)) == sorted(
         [*PUBLIC_NAMES, "__version__", "callbacks", "edits", "features", "sinks"]
     )
-    assert sorted(dir(tl)) == sorted(
-        [*PUBLIC_NAMES, "__version__", "callbacks", "features", "sinks"]
-    )
     assert re.fullmatch(r"\d+\.\d+\.\d+", tl.__version__)
     star: dict[str, object] = {}
     exec("from torchlens import *", star)

@@ -315,7 +315,7 @@ def test_a_run_is_not_resumed_with_something_else(
     change: dict[str, Any], field: str, model: ConvNet, images: torch.Tensor, tmp_path: Path
 ) -> None:
     call: dict[str, Any] = {"model": model, "data": images, "layers": ["bn", "fc"]}
-    options = {"batch_size": 8, "shard_size": 20}
+    options: dict[str, Any] = {"batch_size": 8, "shard_size": 20}
     tl.extract(**call, path=tmp_path / "f", **options)
     before = files(tmp_path / "f")
     if field == "ids":
@@ -493,3 +493,20 @@ def test_a_folder_that_holds_no_features_is_said(tmp_path: Path) -> None:
     features = tl.extract(MLP(), torch.randn(3, 4), ["fc1", "fc2"], tmp_path / "f")
     with pytest.raises(KeyError, match=r"No layer 'fc3'. Did you mean 'fc2'?"):
         features["fc3"]
+
+
+def test_a_site_such_as_a_channel_or_a_direction_is_a_layer_too(
+    model: ConvNet, images: torch.Tensor, tmp_path: Path
+) -> None:
+    direction = torch.randn(5)
+    sites = [
+        tl.edits.site("bn", channel=[0, 2]),
+        tl.edits.site("fc", part="before"),
+        tl.edits.site("fc", directions=direction),
+    ]
+    features = tl.extract(model, images, [*sites, "bn", "fc"], tmp_path / "f", batch_size=8)
+    assert features.layers[:3] == ["bn[channel [0, 2]]", "fc.before", "fc[1 direction]"]
+    assert np.array_equal(features["bn[channel [0, 2]]"][:], features["bn"][:, [0, 2]])
+    expected = features["fc"][:] @ direction.numpy() / direction.square().sum().item()
+    assert np.allclose(features["fc[1 direction]"][:, 0], expected, atol=1e-5)
+    assert features.verify(5)

@@ -8,6 +8,7 @@ those that change their own state or their inputs, are logged for every batch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -17,8 +18,10 @@ from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.options import LogOptions, checked_layers, named_inputs
 from torchlens._capture.selection import keys_in
 from torchlens._capture.session import generator_states, restore_generators
+from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log_model import log_model
-from torchlens._history.model_history import LayersToSave, ModelHistory
+from torchlens._history.model_history import ModelHistory
+from torchlens._history.sites import Place, Site, Sites
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import named_tensors
 from torchlens._text.error_wording import got
@@ -28,16 +31,33 @@ Values: TypeAlias = dict[str, torch.Tensor]
 _MAX_PROGRAMS = 32
 
 
+class LayersError(ValueError):
+    """The layers that were asked for are not in the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way through the model: its program, and where the chosen values are."""
+
+    program: Program
+    places: dict[str, Place]
+    inputs: dict[str, int]  # chosen inputs of the model: name → number among them
+
+    def agrees(self, other: "_Way", deviation: Deviation) -> bool:
+        """True if it is as the other up to the deviation, and there as the model was."""
+        calls, at = self.program.calls, deviation.at
+        return calls[:at] == other.program.calls[:at] and calls[at : at + 1] == [deviation.call]
+
+
 class Engine:
     """The model and the chosen layers; `run` gives their values for one batch."""
 
-    def __init__(self, model: torch.nn.Module, layers: LayersToSave) -> None:
+    def __init__(self, model: torch.nn.Module, layers: Any) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {got(model)}.")
         self.model = model
         self._layers = _checked(layers)
-        # By the shapes of the inputs: the program, and the chosen inputs by name and number.
-        self._programs: dict[Any, tuple[Program, dict[str, int]]] = {}
+        self._ways: dict[Any, _Way] = {}  # by the shapes of the inputs
         self._storages = {storage_of(t) for t in (*model.parameters(), *model.buffers())}
         self.is_careful = False  # every batch is logged
         self.changes_state = False  # a run changes the model or its inputs
@@ -50,57 +70,57 @@ class Engine:
             return self._run_logged(args, kwargs, who)
         before = generator_states()
         shapes = _shapes(args, kwargs)
-        rest = [known for key, known in self._programs.items() if key != shapes]
-        program, inputs = self._programs[shapes] if shapes in self._programs else rest.pop()
+        rest = [way for key, way in self._ways.items() if key != shapes]
+        way = self._ways[shapes] if shapes in self._ways else rest.pop()
         while True:
             try:
-                return self._run_light(program, inputs, args, kwargs)
+                return self._run_light(way, args, kwargs)
             except Deviation as deviation:
                 restore_generators(before)
-                at, call = deviation.at, deviation.call
-            # Those that agree with what the model did up to there, and then did.
-            rest = [
-                known
-                for known in rest
-                if known[0].calls[:at] == program.calls[:at] and known[0].calls[at] == call
-            ]
+                rest = [other for other in rest if other.agrees(way, deviation)]
             if not rest:
                 return self._run_logged(args, kwargs, who)
-            program, inputs = rest.pop()
+            way = rest.pop()
 
-    def _run_light(
-        self,
-        program: Program,
-        inputs: Mapping[str, int],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Values:
-        own: Values = {}
-        if inputs:
-            given = named_inputs(self.model, list(args), dict(kwargs))
-            own = {name: given[number][1].clone() for name, number in inputs.items()}
-        light = LightRun(program)
+    def _run_light(self, way: _Way, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        given = named_inputs(self.model, list(args), dict(kwargs))
+        values = {name: given[number][1].clone() for name, number in way.inputs.items()}
+        light = LightRun(way.program)
         light.run(self.model, args, kwargs)
-        values = own | light.values
-        lasting = self._storages | {
-            storage_of(tensor) for _, tensor in named_tensors((list(args), dict(kwargs)))
-        }
+        lasting = self._storages | {storage_of(tensor) for _, tensor in given}
         for name, value in light.values.items():  # a view of an input or a buffer may change later
-            if storage_of(value) in lasting:
-                values[name] = value.clone()
-        return {name: values[name].detach() for name in self.names}
+            values[name] = value.clone() if storage_of(value) in lasting else value
+        return {name: place.read(values[name].detach()) for name, place in way.places.items()}
 
     def _run_logged(self, args: Sequence[Any], kwargs: Mapping[str, Any], who: str) -> Values:
         """Logs the model on a batch, and learns its program if there is one to learn."""
         before, versions = generator_states(), self._versions(args, kwargs)
-        options = LogOptions(
-            layers_to_save=self._layers,
-            detach_saved_tensors=True,
-            mark_input_output_distances=False,
-        )
+        history, places = self._log(args, kwargs, who)
+        log = history._log
+        values = {
+            name: place.read(LayerEntry(log, place.entry).tensor_contents)
+            for name, place in places.items()
+        }
+        self.changes_state |= versions != self._versions(args, kwargs)
+        self.is_careful |= self.changes_state or len(self._ways) >= _MAX_PROGRAMS
+        if not self.is_careful:
+            after = generator_states()
+            try:
+                self.is_careful = not self._learn(history, places, values, args, kwargs, before)
+            finally:
+                restore_generators(after)
+        log.recording.values[:] = [None] * len(log.recording.values)
+        return values
+
+    def _log(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], who: str
+    ) -> tuple[ModelHistory, dict[str, Place]]:
+        """The log of a batch, and the places of the chosen values in it."""
+        layers = "all" if _has_sites(self._layers) else self._layers
+        options = LogOptions(layers_to_save=layers, detach_saved_tensors=True)
         try:
             history = log_model(self.model, list(args), list(args), dict(kwargs), options)
-            entries = entries_of(history, self._layers)
+            places = places_of(history, self._layers)
         except ValueError as error:
             text = str(error).replace("layers_to_save names", "layers names")
             if not text.startswith("layers names"):
@@ -110,64 +130,47 @@ class Engine:
             raise ValueError(
                 f"{who} does not reach a layer that other inputs reach: {text}"
             ) from None
-        listed = history.layer_list
-        values: Values = {name: listed[at].tensor_contents for name, at in entries.items()}
-        self._check_names(list(entries), who)
-        if self.first is None:
-            self.first = history
-        self.changes_state |= versions != self._versions(args, kwargs)
-        self.is_careful |= self.changes_state or len(self._programs) >= _MAX_PROGRAMS
-        if not self.is_careful:
-            after = generator_states()
-            try:
-                self.is_careful = not self._learn(history, entries, values, args, kwargs, before)
-            finally:
-                restore_generators(after)
-        history._log.recording.values[:] = [None] * len(history._log.recording.values)
-        return values
+        self.names = self.names or list(places)
+        if list(places) != self.names:
+            different = sorted(set(places) ^ set(self.names))
+            raise ValueError(
+                f"{who} takes another way through the model than the first batch: the chosen "
+                f"layers differ in {', '.join(different[:6])}. Choose layers that every input "
+                "reaches, by their full labels or modules."
+            )
+        self.first = self.first or history
+        return history, places
 
     def _learn(
         self,
         history: ModelHistory,
-        entries: Mapping[str, int],
+        places: dict[str, Place],
         values: Values,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         generators: Any,
     ) -> bool:
         """Learns the program of a logged batch; False if a light run is not the same as the log."""
+        log = history._log
         restore_generators(generators)
         steps = learn(self.model, args, kwargs)
-        rows = find_rows(history._log.recording, steps)
-        log = history._log
-        numbers = {name: log.graph.recorded[log.visible[at]] for name, at in entries.items()}
+        rows = find_rows(log.recording, steps)
+        numbers = {name: log.graph.recorded[place.entry] for name, place in places.items()}
         given = {number: place for place, (_, number) in enumerate(log.recording.inputs)}
         inputs = {name: given[number] for name, number in numbers.items() if number in given}
         if rows is None or not rows.keys() | given.keys() >= set(numbers.values()):
             return False
-        program = Program(
-            steps, {name: rows[number] for name, number in numbers.items() if name not in inputs}
-        )
+        chosen = {name: rows[number] for name, number in numbers.items() if name not in inputs}
+        way = _Way(Program(steps, chosen), places, inputs)
         restore_generators(generators)
         try:
-            found = self._run_light(program, inputs, args, kwargs)
+            found = self._run_light(way, args, kwargs)
         except Deviation:
             return False
         if not all(same_bits(values[name], found[name]) for name in values):
             return False
-        self._programs[_shapes(args, kwargs)] = program, inputs
+        self._ways[_shapes(args, kwargs)] = way
         return True
-
-    def _check_names(self, names: list[str], who: str) -> None:
-        if not self.names:
-            self.names = names
-        if names != self.names:
-            extra = sorted(set(names) ^ set(self.names))
-            raise ValueError(
-                f"{who} takes another way through the model than the first batch: the chosen "
-                f"layers differ in {', '.join(extra[:6])}. Choose layers that every input reaches, "
-                "by their full labels or modules."
-            )
 
     def _versions(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
         """The version counters of what a run may change."""
@@ -176,35 +179,51 @@ class Engine:
         return list(map(version_of, tensors))
 
 
-def _checked(layers: LayersToSave) -> Any:
-    checked = checked_layers(layers)
-    if checked == "none":
-        raise ValueError(
-            "layers must name at least one layer: a label, a module, a list of them, or a function "
-            f"of a layer entry, got {got(layers)}."
-        )
-    return checked
+# -- the chosen layers -----------------------------------------------------------------------------
 
 
-class LayersError(ValueError):
-    """The layers that were asked for are not in the model."""
+def _has_sites(layers: Any) -> bool:
+    return any(isinstance(key, Site) for key in keys_in(layers))
 
 
-def entries_of(history: ModelHistory, layers: Any) -> dict[str, int]:
-    """Name → number of each chosen layer: the key itself if it means one layer, or the labels."""
-    if layers == "all":
-        return {entry.layer_label: at for at, entry in enumerate(history)}
-    if callable(layers):
-        listed = enumerate(history)
-        return {entry.layer_label: at for at, entry in listed if layers(entry)}
-    found: dict[str, int] = {}
-    place = {entry: at for at, entry in enumerate(history._log.visible)}
+def _checked(layers: Any) -> Any:
+    """`layers`, checked: keys as for a log, and sites."""
+    keys = [key for key in keys_in(layers) if not isinstance(key, Site)]
+    if keys or not _has_sites(layers):
+        try:
+            checked = checked_layers(keys if _has_sites(layers) else layers)
+        except TypeError as error:
+            raise TypeError(str(error).replace("layers_to_save", "layers")) from None
+        if checked == "none":
+            raise ValueError(
+                "layers must name at least one layer: a label, a module, a list of them, or a "
+                f"function of a layer entry, got {got(layers)}."
+            )
+    return keys_in(layers) if _has_sites(layers) else checked
+
+
+def places_of(history: ModelHistory, layers: Any) -> dict[str, Place]:
+    """Name → place of each chosen layer or site. The name is the key if it means one layer, and
+    otherwise the label.
+    """
+    log = history._log
+    if layers == "all" or callable(layers):
+        chosen = [entry for entry in history if layers == "all" or layers(entry)]
+        return {entry.layer_label: _whole(entry._entry) for entry in chosen}
+    found: dict[str, Place] = {}
     for key in keys_in(layers):
+        if isinstance(key, Site):
+            found.setdefault(str(key), Sites(log, history._lookup).place(key))
+            continue
         entries = history._lookup.many(key, "layers")
         for entry in entries:
             is_name = isinstance(key, str) and len(entries) == 1
-            found.setdefault(key if is_name else history._log.label(entry), place[entry])
+            found.setdefault(key if is_name else log.label(entry), _whole(entry))
     return found
+
+
+def _whole(entry: int) -> Place:
+    return Place(entry, {}, Site(entry))
 
 
 def _shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -215,13 +234,13 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors have the same shape, dtype and values, NaN where the other has NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return bool(
-        torch.equal(a, b)
-        or (
-            torch.equal(a.isnan(), b.isnan())
-            and (torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0)))
-        )
-    )
+    if torch.equal(a, b):
+        return True
+    is_same = torch.equal(a.isnan(), b.isnan())
+    return is_same and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+# -- the model -------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -20,7 +20,10 @@ class Exports:
     """The methods of Features that write other formats. `layers` chooses some; None means all."""
 
     layers: list[str]
-    ids: list[Any]
+
+    @property
+    def ids(self) -> list[Any]:
+        raise NotImplementedError
 
     def __getitem__(self, name: str) -> StoredArray | RaggedArray:
         raise NotImplementedError

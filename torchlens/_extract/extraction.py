@@ -1,5 +1,6 @@
 """One extraction: what is done already, the batches that are left, and where their rows go."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from torchlens._capture.selection import keys_in
 from torchlens._extract.data import Inputs, Items, Stream, prefetched, source_of
 from torchlens._extract.feature_store import Features, Recompute
 from torchlens._extract.manifest import (
@@ -23,8 +25,9 @@ from torchlens._extract.manifest import (
 from torchlens._extract.pipeline import Pipeline, Processed
 from torchlens._extract.pools import checked_dtype, checked_pool
 from torchlens._extract.progress import Progress
-from torchlens._extract.shard_files import FolderLock, done_path, done_shards, read_json
+from torchlens._extract.shard_files import FolderLock, bytes_of, done_path, done_shards, read_json
 from torchlens._extract.shard_writer import ShardWriter
+from torchlens._history.sites import Site
 from torchlens._text.error_wording import check_choice, check_count, got
 from torchlens.errors import FeaturesError
 
@@ -277,7 +280,14 @@ def _described_layers(layers: Any) -> Any:
         return {name: _described_layers(own) for name, own in layers.items()}
     if callable(layers):
         return f"function {getattr(layers, '__qualname__', type(layers).__qualname__)}"
-    return [layers] if isinstance(layers, str | int) else list(layers)
+    return [_described_site(key) if isinstance(key, Site) else key for key in keys_in(layers)]
+
+
+def _described_site(site: Site) -> str:
+    text = f"site {site}"
+    if site.directions is not None:
+        text += f" {hashlib.sha256(bytes_of(site.directions.float().numpy())).hexdigest()[:16]}"
+    return text
 
 
 def _arrays(batch: Processed) -> dict[str, np.ndarray[Any, Any]]:
@@ -347,10 +357,11 @@ def _row(rows: Any, place: int) -> np.ndarray[Any, Any]:
 def recomputing(features: Features, model: Any, data: Any) -> Recompute:
     """Recomputes rows of opened features with a model and data."""
     about = features.manifest
-    if about["reduce"] is not None or "function" in str([about["layers"], about["pool"]]):
+    text = str([about["layers"], about["pool"]])
+    if about["reduce"] is not None or "'function " in text or "'site " in text:
         raise ValueError(
-            "These features were made with a function or a reduction, which a folder does not "
-            "store. Call torchlens.extract(...) again as before: it finds everything done, and "
+            "These features were made with a function, a site or a reduction, which a folder does "
+            "not store. Call torchlens.extract(...) again as before: it finds everything done, and "
             "returns features that can be verified."
         )
     options = ExtractOptions(

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchlens._extract.exporters import Exports
 from torchlens._extract.manifest import read_manifest
-from torchlens._extract.shard_files import array_path, done_path, done_shards, read_json
+from torchlens._extract.shard_files import array_path, bytes_of, done_path, done_shards, read_json
 from torchlens._extract.stored_array import RaggedArray, StoredArray
 from torchlens._text.error_wording import did_you_mean, got, one_of
 from torchlens._text.lazy_import import lazy_function
@@ -240,8 +240,7 @@ def _damaged(features: Features, shard: str) -> Iterator[str]:
         crc = 0
         step = max(1, (1 << 24) // max(1, array[:1].nbytes))
         for start in range(0, len(array), step):
-            part = np.ascontiguousarray(array[start : start + step])
-            crc = zlib.crc32(memoryview(part).cast("B") if part.size else b"", crc)
+            crc = zlib.crc32(bytes_of(array[start : start + step]), crc)
         if crc != about["crc32"] or len(array) != about["rows"]:
             yield f"{path.parent.name}/{path.name}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens._extract.shard_files import MANIFEST, read_json, write_json
+from torchlens._extract.shard_files import MANIFEST, bytes_of, read_json, write_json
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import located
 from torchlens.errors import FeaturesError
@@ -82,7 +82,7 @@ def digest_of_weights(model: torch.nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         value = tensor.detach().cpu().contiguous()
         if value.numel():
-            digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))
+            digest.update(bytes_of(value.reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 

@@ -35,7 +35,7 @@ def checked_pool(pool: Any) -> Pool:
     if isinstance(pool, Mapping):
         return {str(name): checked_pool(own) for name, own in pool.items()}
     if pool is None or (callable(pool) and not isinstance(pool, type)):
-        return pool  # type: ignore[no-any-return]
+        return pool
     kind, _, size = str(pool).partition(":")
     if isinstance(pool, str) and kind == "grid" and size.isdecimal() and int(size):
         return pool

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from importlib import import_module
 from typing import Any
 
 from torchlens._text.numbers import seconds_text
@@ -18,9 +19,8 @@ class Progress:
         self._bar: Any = None
         if self._shows:
             try:
-                from tqdm.auto import tqdm
-
-                self._bar = tqdm(total=total, initial=done, unit=" inputs", smoothing=0.05)
+                bars = import_module("tqdm.auto")
+                self._bar = bars.tqdm(total=total, initial=done, unit=" inputs", smoothing=0.05)
             except ImportError:
                 pass
 

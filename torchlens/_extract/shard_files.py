@@ -63,6 +63,12 @@ def write_json(path: Path, content: Any, tag: str) -> None:
     sync_folder(path.parent)
 
 
+def bytes_of(array: np.ndarray[Any, Any]) -> Any:
+    """The bytes of an array, without a copy if it is contiguous."""
+    whole: Any = np.ascontiguousarray(array)
+    return memoryview(whole).cast("B") if array.size else b""
+
+
 class _ArrayFile:
     """A `.npy` file that grows by rows, under a temporary name."""
 
@@ -70,7 +76,7 @@ class _ArrayFile:
         self.path = path
         self.num = 0
         self.crc = 0
-        self._header = {
+        self._header: dict[str, Any] = {
             "descr": npy.dtype_to_descr(like.dtype),
             "fortran_order": False,
             "shape": (0, *like.shape[1:]),
@@ -82,7 +88,7 @@ class _ArrayFile:
         self._start = self._file.tell()
 
     def append(self, rows: np.ndarray[Any, Any]) -> None:
-        data = memoryview(np.ascontiguousarray(rows)).cast("B") if rows.size else b""
+        data = bytes_of(rows)
         self._file.write(data)
         self.crc = zlib.crc32(data, self.crc)
         self.num += len(rows)
