@@ -104,7 +104,7 @@ OPTIONAL = {
         "transformers",
     ),
     *("PIL", "av", "lightning", "mlflow", "sklearn", "tensorboard", "trackio", "wandb"),
-    *("datasets", "h5py", "matplotlib", "pyarrow", "ray", "rsatoolbox", "scipy"),
+    *("datasets", "h5py", "ray", "rsatoolbox", "scipy"),
     *("torchvision", "tqdm", "xarray", "zarr"),
 }
 

@@ -4,7 +4,7 @@
 >>> torchlens.features.forecast(model, sample, layers, num_inputs=1_000_000)
 """
 
-from torchlens._extract.feature_store import Features, Receipt
+from torchlens._extract.feature_store import Features, Verification
 from torchlens._extract.pools import SparseProjection
 
-__all__ = ["Features", "Receipt", "SparseProjection"]
+__all__ = ["Features", "SparseProjection", "Verification"]

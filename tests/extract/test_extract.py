@@ -445,7 +445,7 @@ def test_the_manifest_says_how_the_features_were_made(
     assert manifest["models"] == ["ConvNet"]
     assert manifest["arrays"]["bn"] == {"shape": [4], "dtype": "float16", "ragged": False}
     assert manifest["pool"] == {"bn": "mean"}
-    assert set(manifest["versions"]) == {"torchlens", "torch", "numpy"}
+    assert set(manifest["versions"]) == {"torchlens", "torch", "python"}
     assert str(tmp_path) not in (tmp_path / "f" / "manifest.json").read_text()
 
 

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 
 from torchlens._capture.current import CURRENT
 from torchlens._capture.entries import written_by
-from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.model_parts import parts_of
 from torchlens._capture.patches.mode_stack import push_mode, remove_mode, run_overridden
 from torchlens._capture.patches.patching import (
@@ -32,6 +31,7 @@ from torchlens._capture.patches.patching import (
 )
 from torchlens._capture.session import finished
 from torchlens._recording.operations import BOUNDARIES, KNOWN_OPERATIONS, Kind, Operation
+from torchlens._recording.origin import version_of
 from torchlens._recording.recording import Recording, located
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import plain_tensors

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import torch
 
 from torchlens._capture.light_run import Deviation, LightRun, Program, find_rows, learn
-from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.options import LogOptions, checked_layers, named_inputs
 from torchlens._capture.selection import keys_in
 from torchlens._capture.session import generator_states, restore_generators
@@ -22,6 +21,7 @@ from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log_model import log_model
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.sites import Place, Site, Sites
+from torchlens._recording.origin import version_of
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import named_tensors
 from torchlens._text.error_wording import got

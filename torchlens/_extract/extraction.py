@@ -16,10 +16,7 @@ from torchlens._extract.feature_store import Features, Recompute
 from torchlens._extract.manifest import (
     check_same,
     digest_of_ids,
-    digest_of_structure,
-    digest_of_weights,
     read_manifest,
-    versions,
     write_manifest,
 )
 from torchlens._extract.pipeline import Pipeline, Processed
@@ -28,6 +25,7 @@ from torchlens._extract.progress import Progress
 from torchlens._extract.shard_files import FolderLock, bytes_of, done_path, done_shards, read_json
 from torchlens._extract.shard_writer import ShardWriter
 from torchlens._history.sites import Site
+from torchlens._recording.origin import versions_now, weights_digest
 from torchlens._text.error_wording import check_choice, check_count, got
 from torchlens.errors import FeaturesError
 
@@ -243,7 +241,7 @@ class Extraction:
         is_items = isinstance(self.source, Items)
         return {
             "models": models,
-            "weights": [digest_of_weights(engine.model) for engine in engines.values()],
+            "weights": [weights_digest(engine.model) for engine in engines.values()],
             "layers": _described_layers(self._layers),
             **self.pipeline.describe(),
             "batch_size": self.batch_size if is_items else None,
@@ -251,7 +249,7 @@ class Extraction:
             "num_inputs": self.source.num if isinstance(self.source, Items) else None,
             "ids": digest_of_ids(getattr(self.source, "ids", None)),
             **self.source.description,
-            "versions": versions(),
+            "versions": versions_now(),
         }
 
     def _found_out(self, first: Processed) -> dict[str, Any]:
@@ -270,7 +268,7 @@ class Extraction:
                 "ragged": rows.lengths is not None,
             }
         return {
-            "structure": [digest_of_structure(first) for first in firsts if first is not None],
+            "structure": [first.structure_hash for first in firsts if first is not None],
             "arrays": arrays,
         }
 

@@ -24,8 +24,8 @@ Recompute = Callable[[Sequence[int]], Iterator[tuple[int, Mapping[str, Any]]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """What `verify` found: `bool(receipt)` is True if all recomputed rows agree."""
+class Verification:
+    """What `verify` found: `bool(result)` is True if all recomputed rows agree."""
 
     ids: list[Any]  # of the recomputed inputs
     num_identical: int  # rows, of all layers, with the same bits
@@ -155,7 +155,9 @@ class Features(Exports):
     def _some_ids(self) -> str:
         return f"the ids are {', '.join(map(repr, self.ids[:3]))}, ..."
 
-    def verify(self, k: int = 20, *, model: Any = None, data: Any = None, seed: int = 0) -> Receipt:
+    def verify(
+        self, k: int = 20, *, model: Any = None, data: Any = None, seed: int = 0
+    ) -> Verification:
         """Recomputes `k` random inputs and compares them with what is stored; also compares the
         checksums of the files they lie in.
 
@@ -170,7 +172,7 @@ class Features(Exports):
                 "features.verify(20, model=model, data=data)."
             )
         rows = np.random.RandomState(seed).permutation(len(self))[:k].tolist()
-        return _receipt(self, sorted(rows), recompute)
+        return _verified(self, sorted(rows), recompute)
 
     def damaged(self, shards: Sequence[str] | None = None) -> list[str]:
         """The files whose checksum is not that of what was written."""
@@ -197,7 +199,7 @@ class Features(Exports):
         return "\n".join(lines)
 
 
-def _receipt(features: Features, rows: list[int], recompute: Recompute) -> Receipt:
+def _verified(features: Features, rows: list[int], recompute: Recompute) -> Verification:
     num_identical = num_close = 0
     different: list[tuple[Any, str]] = []
     for row, values in recompute(rows):
@@ -215,7 +217,7 @@ def _receipt(features: Features, rows: list[int], recompute: Recompute) -> Recei
             shards.append(shard)
         start += len(mark["ids"])
     ids = [features.ids[row] for row in rows]
-    return Receipt(ids, num_identical, num_close, different, features.damaged(shards))
+    return Verification(ids, num_identical, num_close, different, features.damaged(shards))
 
 
 def _is_float(array: np.ndarray[Any, Any]) -> bool:

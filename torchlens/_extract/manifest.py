@@ -2,16 +2,10 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from torchlens._extract.shard_files import MANIFEST, bytes_of, read_json, write_json
-from torchlens._history.model_history import ModelHistory
-from torchlens._recording.recording import located
+from torchlens._extract.shard_files import MANIFEST, read_json, write_json
 from torchlens.errors import FeaturesError
 
 FORMAT = 1
@@ -74,30 +68,6 @@ def _short(value: Any) -> str:
 # -- digests ---------------------------------------------------------------------------------------
 
 
-def digest_of_weights(model: torch.nn.Module) -> str:
-    """A digest of all parameters and buffers, by name."""
-    digest = hashlib.blake2b(digest_size=16)
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        value = tensor.detach().cpu().contiguous()
-        if value.numel():
-            digest.update(bytes_of(value.reshape(-1).view(torch.uint8).numpy()))
-    return digest.hexdigest()
-
-
-def digest_of_structure(history: ModelHistory) -> str:
-    """A digest of the operations, their modules, and what each reads."""
-    recording = history._log.recording
-    digest = hashlib.blake2b(digest_size=16)
-    for row in recording.rows:
-        module = recording.module_calls[row.module_call].address
-        digest.update(
-            f"{row.operation.name} {module} {row.output_index} {located(row.references)}\n".encode()
-        )
-    return digest.hexdigest()
-
-
 def digest_of_ids(ids: Iterable[Any] | None) -> str | None:
     """A digest of given ids, in order."""
     if ids is None:
@@ -106,12 +76,3 @@ def digest_of_ids(ids: Iterable[Any] | None) -> str | None:
     for one in ids:
         digest.update(f"{type(one).__name__} {one}\n".encode())
     return digest.hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that decide about the numbers."""
-    return {
-        "torchlens": version("torchlens"),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
