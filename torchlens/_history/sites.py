@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from torchlens._history.attention import Attention, attentions_in
+from torchlens._history.attention import AttentionParts, attentions_in
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
@@ -197,7 +197,7 @@ class Sites:
     def __init__(self, log: Log, lookup: Lookup) -> None:
         self._log = log
         self._lookup = lookup
-        self._found: dict[int, list[Attention]] = {}
+        self._found: dict[int, list[AttentionParts]] = {}
 
     def place(self, site: Any) -> Place:
         """The place that a site, a key or an entry means."""
@@ -265,7 +265,7 @@ class Sites:
             )
         return chosen
 
-    def _attentions(self, call: int) -> list[Attention]:
+    def _attentions(self, call: int) -> list[AttentionParts]:
         if call not in self._found:
             self._found[call] = attentions_in(self._log, call)
         return self._found[call]
