@@ -11,6 +11,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import Model
+from torchlens._recording.unseen import NoTorchFunction
 
 
 def log(forward: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> tl.ModelHistory:
@@ -275,7 +276,7 @@ def test_a_saved_tensor_that_was_changed_later_is_an_error_and_never_a_wrong_num
 def test_a_tensor_that_was_changed_unseen_is_an_error_too() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        with torch._C.DisableTorchFunction():  # what an extension in C++ does
+        with NoTorchFunction():  # what an extension in C++ does
             y.add_(1)
         return y + 1
 
@@ -364,7 +365,7 @@ def test_a_tensor_whose_write_failed_is_not_taken_for_one_that_comes_after_it() 
         except RuntimeError:
             taken.append(0)  # the log remembers the last failure, and what was on the stack then
         del y
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             unseen = [torch.zeros(1) for _ in range(100)]  # one of them would get its id
         assert taken[0] not in map(id, unseen)
         return x + unseen[7]

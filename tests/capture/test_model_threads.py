@@ -21,6 +21,7 @@ from torch.masked import masked_tensor
 import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens._capture.current import CURRENT
+from torchlens._recording.unseen import NoTorchFunction
 
 PATIENCE = 600.0  # seconds; only so that a test that fails ends
 
@@ -173,7 +174,7 @@ def test_validation_proves_the_log_of_threads(way: str) -> None:
 
 def test_validation_finds_what_a_thread_does_outside_the_log() -> None:
     def work(x: torch.Tensor) -> torch.Tensor:
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             return x + 1
 
     model = Model(lambda self, x: in_a_pool(lambda _: work(x) * 2, 1)[0])

@@ -17,6 +17,7 @@ from tests.sampling import first
 from torchlens._capture.memory import aliases
 from torchlens._capture.memory.aliases import Aliases
 from torchlens._recording.regions import region_of
+from torchlens._recording.unseen import NoTorchFunction
 
 
 class Runs(nn.Module):
@@ -198,7 +199,7 @@ def test_saved_arguments_share_the_copies_of_saved_values() -> None:
 
 
 def write_unseen(tensor: torch.Tensor) -> None:
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         tensor.mul_(2)
 
 

@@ -13,6 +13,7 @@ import torchlens as tl
 from tests.work import lines_run
 from torchlens._capture import recorder
 from torchlens._capture.entries import take_apart
+from torchlens._recording.unseen import NoTorchFunction
 
 
 class ManyKinds(nn.Module):
@@ -116,7 +117,7 @@ def test_a_tensor_with_the_id_of_one_that_is_gone_is_another() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for _ in range(20):
                 number = id(x + 1)  # gone at once
-                with torch._C.DisableTorchFunction():
+                with NoTorchFunction():
                     stranger = torch.ones(3)  # which no operation is known to have made
                 if id(stranger) == number:
                     self.has_met = True

@@ -21,6 +21,7 @@ from tests.validate.proof import Proof
 from torchlens._capture.memory.saved_values import Memory
 from torchlens._recording import operations
 from torchlens._recording.operations import Kind, Operation
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens.api import validate_forward_pass
 
 
@@ -215,7 +216,7 @@ def test_a_missing_operation_is_found_by_the_completeness_check(monkeypatch):
 def test_an_operation_the_log_never_hears_of_is_found_by_the_completeness_check():
     def forward(_, x):
         y = torch.sin(x)
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             y = y * 2
         return y + 1
 

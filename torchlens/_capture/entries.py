@@ -227,6 +227,10 @@ class TensorEntries:
             if self.gradients is not None:
                 self.gradients.watch_source(number, tensor)
 
+    def stand_for(self, tensor: Tensor, entry: int) -> None:
+        """Maps `tensor` to `entry`, even if it is a parameter."""
+        self._entry_of_id[id(tensor)] = entry
+
     def _become(self, entry: int, tensor: Tensor, is_written: bool) -> None:
         """Maps `tensor` to `entry`, unless it is a parameter: parameters keep their number."""
         before = self._own_number(tensor)

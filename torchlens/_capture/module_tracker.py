@@ -15,6 +15,7 @@ from torchlens._capture.selection import Selection
 from torchlens._capture.unreported import record_identity, record_opaque
 from torchlens._recording.recording import ModuleCall
 from torchlens._recording.trees import Path, named_tensors
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._recording.user_code import KNOWN_CODE
 
 # Faster than `_make`.
@@ -238,7 +239,7 @@ class ModuleTracker:
     def _save_output(self, entry: int, tensor: torch.Tensor) -> None:
         memory = self.recorder.memory
         assert self._selection is not None
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             self.recorder.complete()
             is_changed = self._selection.as_returned and memory.is_written_since(entry)
             memory.save(entry, tensor, is_changed and entry not in self.saved)

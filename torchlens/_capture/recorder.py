@@ -9,7 +9,7 @@ appends a row. Everything else is left to `_graph/`.
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from types import CodeType, FrameType
@@ -36,6 +36,7 @@ from torchlens._capture.selection import Selection
 from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation
 from torchlens._recording.recording import Failure, References, make_call
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._recording.user_code import KNOWN_CODE
 
 Tensor = torch.Tensor
@@ -45,6 +46,9 @@ _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_funct
 _is_disabled = torch._C._is_torch_function_all_disabled
 # Sentinel for `collected`: neither record nor collect.
 _IGNORED: dict[int, None] = {}
+
+# Reads by which values leave torch, for NumPy or another library.
+_HANDING_OUT = frozenset({"__array__", "__dlpack__", "numpy"})
 
 
 class Look(Protocol):
@@ -120,6 +124,8 @@ class Recorder(Rows, TorchFunctionMode):
         self.booleans: dict[int, bool] = {}
         # Entries whose value the model read into Python, other than for an `if`.
         self.reads: set[int] = set()
+        # The number of rows when values first left torch through NumPy or DLPack.
+        self.first_handed_out: int | None = None
         self.failures = Failures()
         self.warnings: list[str] = []
         # Set by a patched operator for the one call that follows.
@@ -258,12 +264,13 @@ class Recorder(Rows, TorchFunctionMode):
         observed = self.begin_observed(kind, operation, args, kwargs, references, written, place)
         self.complete()
         if written:
-            self._before_write(written)
+            self.before_write(written)
         if self.gradients is not None:
             self.watch_arguments(args, kwargs)
         return observed
 
-    def _before_write(self, targets: Sequence[Tensor]) -> None:
+    def before_write(self, targets: Sequence[Tensor]) -> None:
+        """Copies the saved values that a write to `targets` is about to change."""
         if self.unfinished:  # the writing code must have waited for those writes
             for target in targets:
                 self.finish_entries(self.memory.writers_of(target))
@@ -291,11 +298,14 @@ class Recorder(Rows, TorchFunctionMode):
 
     def _collect(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Collects the entries that are read inside an opaque call."""
+        if self.collected is not _IGNORED:
+            read = [self.entry_of(tensor) for _, tensor in plain_tensors((args, kwargs))]
+            self.collect_entries([entry for entry in read if entry is not None])
+
+    def collect_entries(self, entries: Iterable[int]) -> None:
+        """Notes that an opaque call reads these entries or parameters."""
         if self.collected is not None and self.collected is not _IGNORED:
-            for _, tensor in plain_tensors((args, kwargs)):
-                entry = self.entry_of(tensor)
-                if entry is not None:
-                    self.collected[entry] = None
+            self.collected.update(dict.fromkeys(entries))
 
     def _inline(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Calls a Python method of Tensor whose own operations are recorded instead of it."""
@@ -317,8 +327,10 @@ class Recorder(Rows, TorchFunctionMode):
         if operation.kind is Kind.EXPOSURE:
             self.complete()
             self._is_short = False
-            self._before_write(args[:1])
+            self.before_write(args[:1])
             self.memory.expose(args[0])
+            if self.first_handed_out is None and operation.name in _HANDING_OUT:
+                self.first_handed_out = len(self.rows)
         try:
             result = func(*args, **(kwargs or {}))
         except BaseException:
@@ -451,7 +463,7 @@ class Recorder(Rows, TorchFunctionMode):
         """A context in which the recorder is no torch mode and the observer is paused: for tracers,
         which run functions on tensors without values.
         """
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             self.complete()
         with without_mode(self), nullcontext() if self.observer is None else self.observer.pause():
             yield
@@ -466,7 +478,7 @@ class Recorder(Rows, TorchFunctionMode):
 
         With `stops_saving`, no more values are saved.
         """
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             self.complete()
         self._is_short = False
         if stops_saving:
@@ -474,7 +486,7 @@ class Recorder(Rows, TorchFunctionMode):
 
     def share(self) -> None:
         """Prepares the recorder for use by several threads."""
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             self.complete()
         self._is_short = False
         if self.gradients is not None:

@@ -26,7 +26,7 @@ from torchlens._capture.model_parts import Attributes, parts_of
 from torchlens._capture.module_tracker import ModuleTracker
 from torchlens._capture.observer import Observer
 from torchlens._capture.options import CaptureOptions, named_inputs
-from torchlens._capture.patches.mode_stack import push_mode, remove_mode
+from torchlens._capture.patches.mode_stack import hidden_from_user, push_below, remove_mode
 from torchlens._capture.patches.patching import (
     apply_patches,
     begin_eager,
@@ -43,7 +43,7 @@ from torchlens._capture.threads import (
     order_module_calls,
     row_branches,
 )
-from torchlens._capture.unreported import UnseenTensors
+from torchlens._capture.unreported import UnseenTensors, came_back
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.origin import InputTensor, LiveOrigin, version_of
@@ -135,14 +135,16 @@ class Session:
         self._started_at = time()
         if self.options.random_seed is not None:
             seed_generators(self.options.random_seed)
-        outliving = self._add_sources(args, kwargs)
+        with hidden_from_user():
+            outliving = self._add_sources(args, kwargs)
         try:
             result = self._run_logged(args, kwargs, start)
-            self._returns_data = holds_data(result)
-            outliving += self._finish_collectives()
-            for path, tensor in named_tensors(result):
-                self._outputs.append((path, self._recorder.add_output(tensor)))
-                outliving.append(tensor)
+            with hidden_from_user():
+                self._returns_data = holds_data(result)
+                outliving += self._finish_collectives()
+                for path, tensor in named_tensors(result):
+                    self._outputs.append((path, self._recorder.add_output(tensor)))
+                    outliving.append(tensor)
             self._recorder.failures.settle(None)
             return result
         except BaseException as error:
@@ -174,7 +176,7 @@ class Session:
             for module, _ in compiled:
                 module._compiled_call_impl = None
             CURRENT.tracker = self._tracker
-            push_mode(self._recorder)
+            push_below(self._recorder)
             start = perf_counter()
             self._seconds_setup = start - started
             try:
@@ -194,6 +196,10 @@ class Session:
         return finish_collectives(self._recorder) if self._recorder.unfinished else []
 
     def _settle(self, outliving: list[torch.Tensor]) -> None:
+        with hidden_from_user():
+            self._settle_values(outliving)
+
+    def _settle_values(self, outliving: list[torch.Tensor]) -> None:
         outliving += [pair.whole for pair in self._sharded_pairs() if pair.whole is not None]
         if self._recorder.differentiated:
             outliving += gradients_left(self._recorder)
@@ -203,6 +209,9 @@ class Session:
             [*outliving, *(tensor for _, _, tensor in self._unseen.met)], self._wanted
         )
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
+        warning = came_back(self._recorder)
+        if warning is not None and warning not in self._recorder.warnings:
+            self._recorder.warnings.append(warning)
 
     def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls the model and computes lazy results; subclasses override it to run a model

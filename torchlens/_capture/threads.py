@@ -147,6 +147,11 @@ class _RecorderTakingTurns(Recorder):
         with self.threads.lock:
             return super().references_to(args, kwargs)
 
+    def before_write(self, targets: Sequence[torch.Tensor]) -> None:
+        """As in Recorder."""
+        with self.threads.lock:
+            super().before_write(targets)
+
     def meet(self, tensor: torch.Tensor) -> int | None:
         """As in Recorder."""
         with self.threads.lock:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
+from torchlens._capture.dispatch_watch import DispatchWatch, watching
 from torchlens._capture.entries import TENSORS
 from torchlens._capture.model_parts import Attributes
 from torchlens._capture.observer import CallKind
@@ -25,7 +27,8 @@ from torchlens._recording.operations import (
     named_operation,
 )
 from torchlens._recording.origin import version_of
-from torchlens._recording.recording import References
+from torchlens._recording.recording import References, Row
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._recording.wrappers import inner_of
 
 Tensor = torch.Tensor
@@ -39,12 +42,13 @@ def record_opaque(
     arguments: Any,
     captured: Iterable[int] = (),
 ) -> Any:
-    """Records `run()` as one operation; of the calls inside it, only the entries they read count.
+    """Records `run()` as one operation; of the calls inside it, only what they read and write
+    counts.
 
     `captured` are further entries and parameters that it reads.
     """
     operation, frame = named_operation(name, func), sys._getframe(2)
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         recorder.complete()
         references = recorder.references_to((arguments,), None)
         place = recorder.user_code(frame)
@@ -52,10 +56,12 @@ def record_opaque(
             CallKind.OPAQUE, operation, (arguments,), None, references, (), place
         )
     collected: dict[int, None] = dict.fromkeys(captured)
+    watch = DispatchWatch(recorder)
     start = perf_counter()
     recorder.collected = collected
     try:
-        result = run()
+        with watching(watch):
+            result = run()
     except BaseException as error:
         recorder.fail(error, operation, (arguments,), None, references, frame, observed)
         raise
@@ -63,12 +69,15 @@ def record_opaque(
         recorder.collected = None
     seconds = perf_counter() - start
     known = set(references.values())
-    for entry in collected:
+    for entry in (*collected, *watch.read):
         if entry not in known:
             references["captured", entry] = entry
     call = recorder.made_call(operation, (arguments,), None, references, place, seconds)
-    with torch._C.DisableTorchFunction():
-        recorder.append_results(call, result, ())
+    with NoTorchFunction():
+        written = watch.written_among(arguments)
+        if observed is not None:
+            observed.written = written
+        recorder.append_results(call, result, written)
         recorder.end_observed(observed, result)
     return result
 
@@ -76,7 +85,7 @@ def record_opaque(
 def record_identity(recorder: Recorder, tensor: Tensor) -> int:
     """Adds an entry for a tensor that a module returned unchanged."""
     entry, entry_before = len(recorder.rows), recorder.entry_of(tensor)
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         observed = recorder.begin_observed(
             CallKind.IDENTITY, IDENTITY, (tensor,), None, (entry_before,), (), (None, 0)
         )
@@ -97,7 +106,7 @@ def record_made(
 ) -> None:
     """Adds an entry for a tensor that `func` has just made."""
     operation, place = KNOWN_OPERATIONS[func], recorder.user_code(sys._getframe(2))
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         references = recorder.references_to(args, kwargs)
         observed = recorder.begin_observed(
             CallKind.FUNCTION, operation, args, kwargs, references, (), place
@@ -105,6 +114,29 @@ def record_made(
         call = recorder.made_call(operation, args, kwargs, references, place)
         recorder.append(call, tensor, None)
         recorder.end_observed(observed, tensor)
+
+
+def record_swap(
+    recorder: Recorder, first: Tensor, second: Tensor, swap: Callable[[], None]
+) -> None:
+    """Records `torch.utils.swap_tensors`: each tensor becomes an entry that reads the other one."""
+    place = recorder.user_code(sys._getframe(2))
+    with NoTorchFunction():
+        recorder.complete()
+        pair = (first, second)
+        references = recorder.references_to(pair, None)
+        observed = recorder.begin_observed(
+            CallKind.FUNCTION, _SWAP, pair, None, references, pair, place
+        )
+        recorder.memory.exchange(first, second, swap)
+        for index, tensor in enumerate(pair):
+            call = recorder.made_call(_SWAP, pair, None, references, place)
+            recorder.append(call, tensor, index, is_written=True)
+            recorder.stand_for(tensor, len(recorder.rows) - 1)
+        recorder.end_observed(observed, pair)
+
+
+_SWAP = Operation(torch.utils.swap_tensors, "swap_tensors", "swaptensors", written=(0, 1))
 
 
 def tie_function(
@@ -125,7 +157,7 @@ def tie_function(
     """
     place = recorder.user_code(sys._getframe(2))
     operation = named_operation(name, func)
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         recorder.complete()
         references = recorder.references_to(args, None)
         observed = recorder.begin_observed(
@@ -180,6 +212,44 @@ def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:
     return False
 
 
+def came_back(recorder: Recorder) -> str | None:
+    """A warning if values left torch and tensors were made of NumPy's arrays afterwards.
+
+    What a custom autograd function makes of them has the function's arguments as parents.
+    """
+    if recorder.first_handed_out is None:
+        return None
+    storages, rows = recorder.memory.storages, recorder.rows
+    of_functions = {storages[entry] for entry, row in enumerate(rows) if _is_of_function(row)}
+    names = {
+        row.operation.name: None
+        for entry, row in enumerate(rows[recorder.first_handed_out :], recorder.first_handed_out)
+        if not any(reference is not None for reference in row.references)
+        and _is_of_array(row)
+        and storages[entry] not in of_functions
+    }
+    if not names:
+        return None
+    return (
+        f"values left torch (numpy) and came back ({', '.join(names)}): what was computed between "
+        "has no entries, and the tensors made of it have no parents"
+    )
+
+
+def _is_of_function(row: Row) -> bool:
+    func: Any = row.operation.func
+    return isinstance(func, type) and issubclass(func, torch.autograd.Function)
+
+
+def _is_of_array(row: Row) -> bool:
+    """True if a call made a tensor of an array of another library."""
+    if row.operation.name in ("from_numpy", "frombuffer", "from_dlpack"):
+        return True
+    return row.operation.name in ("asarray", "as_tensor", "tensor") and any(
+        isinstance(arg, np.ndarray) for arg in row.args
+    )
+
+
 class UnseenTensors:
     """Makes entries for unknown tensors when they first occur."""
 
@@ -190,7 +260,7 @@ class UnseenTensors:
 
     def meet(self, recorder: Recorder, tensor: Tensor) -> int | None:
         """The new entry of an unknown tensor; None if it stays unknown."""
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             address = self._attributes.address_of(tensor)
             if address is not None:
                 entry = recorder.add_source(BUFFER, tensor)

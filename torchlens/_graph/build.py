@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from torchlens._graph.edges import find_edges, order_of_rows
+from torchlens._graph.edges import find_edges, order_of_rows, own_references
 from torchlens._graph.labels import Layer, number_layers, pass_numbers
 from torchlens._graph.loops import TAKING_A_PART, group_into_layers
 from torchlens._graph.paths import (
@@ -227,6 +227,9 @@ def _params_of(row: Row, num_params: int) -> tuple[int, ...]:
     references = row.references
     found = references.values() if isinstance(references, dict) else references
     own = [-1 - number for number in found if number is not None and -num_params <= number < 0]
+    if own and row.output_index is not None:
+        mine = {-1 - number for _, number in own_references(row)}
+        own = [number for number in own if number in mine]
     return tuple(dict.fromkeys(own)) if own else ()
 
 

@@ -21,7 +21,7 @@ class Edges(NamedTuple):
 
     `parents` lists for every entry the entries it reads, in the order of its arguments; one read
     twice is listed twice. `located_reads` has the same with locations, for the entries that read
-    something else than what they were given. If `is_exact` is False, memory was written in too
+    something else than what their call was given. If `is_exact` is False, memory was written in too
     irregular a pattern, and `parents` may list entries that are not read.
     """
 
@@ -33,9 +33,23 @@ class Edges(NamedTuple):
 def find_edges(recording: Recording) -> Edges:
     """Finds what each entry reads: without writes, what it was given."""
     parents = [tuple(entries_given(row)) for row in recording.rows]
-    located_reads: dict[int, list[tuple[Any, int]]] = {}
-    if not recording.writes:
-        return Edges(parents, located_reads)
+    located_reads = {
+        entry: own_references(row)
+        for entry, row in enumerate(recording.rows)
+        if row.output_index is not None and _reads_its_own(row)
+    }
+    for entry, given in located_reads.items():
+        parents[entry] = tuple([read for _, read in given if read >= 0])
+    is_exact = not recording.writes or _note_writers(recording, parents, located_reads)
+    return Edges(parents, located_reads, is_exact)
+
+
+def _note_writers(
+    recording: Recording,
+    parents: list[tuple[int, ...]],
+    located_reads: dict[int, list[tuple[Any, int]]],
+) -> bool:
+    """Replaces what was written since it was given by its writers; returns if that is exact."""
     memory = _WrittenMemory(recording)
     unanswered = {
         entry: memory.reads_of(entry, row)
@@ -49,7 +63,7 @@ def find_edges(recording: Recording) -> Edges:
         if sources != parents[entry]:
             parents[entry] = sources
             located_reads[entry] = read
-    return Edges(parents, located_reads, memory.is_exact)
+    return memory.is_exact
 
 
 def entries_given(row: Row) -> list[int]:
@@ -57,6 +71,32 @@ def entries_given(row: Row) -> list[int]:
     references = row.references
     found = references.values() if isinstance(references, dict) else references
     return [entry for entry in found if entry is not None and entry >= 0]
+
+
+# Operations on lists, each of whose results is computed from the elements at its own index.
+_OWN_ELEMENTS = frozenset({
+    "_to_cpu", "align_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors",
+    "meshgrid", "unflatten_dense_tensors",
+})  # fmt: skip
+
+
+def _reads_its_own(row: Row) -> bool:
+    name = row.operation.name
+    return name in _OWN_ELEMENTS or name.startswith("_foreach_") or name == "swap_tensors"
+
+
+def own_references(row: Row) -> list[tuple[Any, int]]:
+    """The references of a call that this one of its results is computed from."""
+    references = located(row.references)
+    if row.output_index is None or not _reads_its_own(row):
+        return references
+    if row.operation.name == "swap_tensors":
+        return [(place, entry) for place, entry in references if place == 1 - row.output_index]
+    return [
+        (location, entry)
+        for location, entry in references
+        if not isinstance(location, tuple) or location[-1] == row.output_index
+    ]
 
 
 class _Read(NamedTuple):
@@ -95,9 +135,7 @@ class _WrittenMemory:
     def reads_of(self, entry: int, row: Row) -> list[tuple[Any, _Read]]:
         """What an entry reads by each argument."""
         time = entry - (row.output_index or 0)  # a call reads before it makes its first result
-        return [
-            (location, self._read(own, time, entry)) for location, own in located(row.references)
-        ]
+        return [(location, self._read(own, time, entry)) for location, own in own_references(row)]
 
     def _read(self, argument: int, time: int, reader: int) -> _Read:
         """What entry `reader` reads by reading `argument` just before entry `time` was made."""

@@ -59,6 +59,7 @@ def history_text(log: Log, name: str, *, is_whole: bool) -> str:
         f"\tRandom seed: {recording.random_seed}",
         f"\tTime elapsed: {recording.seconds_total:.3f}s",
         *([] if failure is None else [f"\tFailed: {failure.message.splitlines()[0]}"]),
+        *(f"\tWarning: {message}." for message in recording.warnings),
         "\tModule Hierarchy:",
         *(f"\t\t{line}" for line in _hierarchy(tree.top_level, tree.children, 0)),
         "\tLayers:" if num_saved == len(entries) else "\tLayers (* means saved):",

@@ -20,6 +20,7 @@ from torchlens._profile.profile_options import ProfileOptions
 from torchlens._profile.records import CallRecord, OperationRecord, ProfiledStep, Signature
 from torchlens._recording.recording import Recording, References
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._text.problems import Problems
 
 # Shape, bytes, and where the gradient of a tensor arrives: at a node of autograd's graph, by the
@@ -234,7 +235,7 @@ class Ledger:
         """
         call = self.current
         if call is not None and call.original is None:
-            with torch._C.DisableTorchFunction():
+            with NoTorchFunction():
                 for _, tensor in plain_tensors(tree):
                     self.note_saved(call, storages_of(tensor))
 

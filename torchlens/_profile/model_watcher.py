@@ -42,6 +42,7 @@ from torchlens._profile.records import Signature
 from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import named_tensors, plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._text.problems import Problems
 from torchlens.errors import NonFiniteError
 
@@ -174,7 +175,7 @@ class ModelWatcher:
         try:
             if _is_in_backward() and (address or self._position):
                 return False  # run again for the backward pass of an earlier step
-            with torch._C.DisableTorchFunction():
+            with NoTorchFunction():
                 given = plain_tensors((args, kwargs))
                 shapes = tuple(tuple(shape_of(tensor)) for _, tensor in given)
             signature = self.ledger.model.training, torch.is_grad_enabled(), shapes
@@ -366,7 +367,7 @@ class ModelWatcher:
         call = MeasuredCall(len(ledger.calls), step, named, around, original)
         call.inputs = self._facts_of(args, kwargs, call, around)
         if self.checks is not None:
-            with torch._C.DisableTorchFunction():
+            with NoTorchFunction():
                 self.checks.entered(call, args, kwargs)
         ledger.calls.append(call)
         step.calls.append(call)
@@ -382,7 +383,7 @@ class ModelWatcher:
         """What is noted of the tensors that a call is given."""
         if len(args) == 1 and not kwargs and type(args[0]) is Tensor and not _num_modes():
             return (self._fact_of(args[0], call, maker),)
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             given = plain_tensors((args, kwargs))
             return [self._fact_of(tensor, call, maker) for _, tensor in given]
 
@@ -400,11 +401,11 @@ class ModelWatcher:
             call.outputs = (self._fact_of(result, call, call),)
             outputs = [result]
         else:
-            with torch._C.DisableTorchFunction():
+            with NoTorchFunction():
                 outputs = [tensor for _, tensor in named_tensors(result)]
                 call.outputs = [self._fact_of(tensor, call, call) for tensor in outputs]
         if self.checks is not None:
-            with torch._C.DisableTorchFunction():
+            with NoTorchFunction():
                 self.checks.outputs(call, outputs, (args, kwargs))
 
     def _fact_of(

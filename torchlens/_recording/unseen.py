@@ -14,6 +14,8 @@ from torch._C._functorch import peek_interpreter_stack
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
+# Hides calls from torch function modes. The log patches torch's own name for it.
+NoTorchFunction = torch._C.DisableTorchFunction
 _num_function_modes = torch._C._len_torch_function_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _is_meta = torch._C._meta_in_tls_dispatch_include
@@ -46,7 +48,7 @@ def unseen() -> ExitStack:
         stack.enter_context(_disable_current_modes())
         # In the middle of a fake operation, every new tensor would be on the meta device.
         torch._C._set_meta_in_tls_dispatch_include(False)
-    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(NoTorchFunction())
     if torch.is_inference_mode_enabled():
         stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.no_grad())

@@ -60,6 +60,9 @@ class State:
         with unseen():
             for module in model.modules():
                 self._keep(module, 0)
+                if isinstance(module, torch.jit.ScriptModule):  # its tensors are held in C++
+                    own = module.parameters(recurse=False), module.buffers(recurse=False)
+                    self._keep([*own[0], *own[1]], 0)
             self._keep(inputs, 0)
 
     def changes(self) -> dict[int, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
+from torchlens._capture.patches.mode_stack import without_user_modes
 from torchlens._recording.functions import StandIn
 from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, OUTPUT, Kind
 from torchlens._recording.recording import located
@@ -35,8 +36,8 @@ class Modes(NamedTuple):
     """The modes of torch that change what a call does.
 
     `autocast` has, by device type, whether it is on and its type; `dispatch` are the modes of the
-    dispatcher. Modes of `__torch_function__` are not kept: those of the model have acted before a
-    call is recorded, and those of the caller are still active.
+    dispatcher. Modes of `__torch_function__` are not kept: they have acted before a call is
+    recorded.
     """
 
     grad: bool
@@ -66,6 +67,7 @@ def current_modes() -> Modes:
 def _in_force(modes: Modes) -> Iterator[None]:
     before = torch.get_default_dtype()
     with ExitStack() as stack:
+        stack.enter_context(without_user_modes())
         stack.enter_context(torch._C._EnableTorchFunction())
         stack.enter_context(torch.inference_mode(modes.inference))
         stack.enter_context(torch.set_grad_enabled(modes.grad))

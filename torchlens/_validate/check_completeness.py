@@ -28,6 +28,7 @@ from torchlens._recording.operations import INPUT, Operation
 from torchlens._recording.recording import References, Row
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._recording.user_code import source_line
 from torchlens._replay.values import brief
 from torchlens._validate.exemptions import ASIDE, UNLOGGED_ATEN
@@ -221,7 +222,7 @@ class _Dispatched(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._go_into(func, args, kwargs or {})
         # Inside an opaque call the recorder would take the ATen operation for one of the model.
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             self._census.note(func, args, kwargs or {}, self._place)
             return func(*args, **(kwargs or {}))
 

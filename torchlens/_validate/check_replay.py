@@ -149,6 +149,8 @@ def run_again(
         args, kwargs = args[0][0], args[0][1]
     operation, modes = rows[0].operation, call.modes
     outputs = call_again(operation.func, args, kwargs, operation.written, modes, call.generators)
+    if call.kind is CallKind.OPAQUE and not outputs:  # it only writes
+        outputs = tensor_of.written
     if call.kind is CallKind.AUTOGRAD:  # operations inside it may have left rows of some results
         return [outputs[row.output_index or 0] for row in rows]
     return outputs
@@ -163,9 +165,16 @@ class _Arguments:
         self._call = call
         self._changed = changed
         self._made: dict[tuple[Any, ...], Tensor] = {}
+        self.written: list[Tensor] = []  # those that it wrote to, in their order
         self._shared = _shared_memory(call, changed)
 
     def __call__(self, path: Path, snapshot: Snapshot) -> Tensor:
+        tensor = self._tensor_at(path, snapshot)
+        if snapshot.identity in {own.identity for own in self._call.written}:
+            self.written.append(tensor)
+        return tensor
+
+    def _tensor_at(self, path: Path, snapshot: Snapshot) -> Tensor:
         is_written = snapshot.storage in self._call.written_storages
         changed = self._changed.get(location_of(path))
         if changed is not None:

@@ -26,6 +26,7 @@ from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import Kind, Operation, layer_type, named_operation
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._recording.user_code import is_user_code
 
 Tensor = torch.Tensor
@@ -183,7 +184,7 @@ def _record(
     read = tuple(None if role == "out" else given[role] for role in method.arguments)
     written = [tensor for role in ("both", "out") for _, tensor in plain_tensors(given.get(role))]
     place = recorder.user_code(frame)
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         references = recorder.references_to(read, None)
         observed = recorder.prepare(
             CallKind.COLLECTIVE, operation, args, described, references, written, place
@@ -196,7 +197,7 @@ def _record(
         recorder.fail(error, operation, args, described, references, frame, observed)
         raise
     seconds = perf_counter() - start
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         call = recorder.made_call(operation, args, described, references, place, seconds)
         # An operation that only sends has no result; its entry shows the tensor that was sent.
         result = given.get("out", given.get("both")) if written else given.get("in")
@@ -269,7 +270,7 @@ def _wrap(
 
 
 def _begin(recorder: Recorder, handle: Any, tensors: list[Tensor], is_users: bool = True) -> None:
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         entries = [
             entry for entry in map(recorder.entry_of, tensors) if entry is not None and entry >= 0
         ]
@@ -290,7 +291,7 @@ def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) ->
     """
     mine = [unfinished for unfinished in recorder.unfinished if unfinished.handle is work]
     written = [tensor for unfinished in mine for tensor in unfinished.tensors]
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         observed = recorder.begin_observed(
             CallKind.COLLECTIVE, _WAIT, (), None, (), written, (None, 0)
         )
@@ -308,7 +309,7 @@ def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) ->
             recorder.drop_entries(unfinished.entries)
         raise
     seconds = perf_counter() - start
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         recorder.end_observed(observed, result)
     for unfinished in mine:
         _finish(recorder, unfinished, seconds)
@@ -327,7 +328,7 @@ def _finish(recorder: Recorder, unfinished: Unfinished, seconds: float) -> None:
     for entry in unfinished.entries:
         row = recorder.rows[entry]
         recorder.rows[entry] = row._replace(seconds=row.seconds + seconds)
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         recorder.finish_entries(unfinished.entries)
 
 
@@ -362,7 +363,7 @@ def finish_collectives(recorder: Recorder) -> list[Tensor]:
 def _is_done(handle: Any) -> bool:
     # A functional collective: every process has started it, and using its result waits for it.
     if isinstance(handle, Tensor):
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             torch.ops._c10d_functional.wait_tensor(handle)
         return True
     if handle.is_completed():

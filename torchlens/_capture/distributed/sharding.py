@@ -16,6 +16,7 @@ from torchlens._capture.observer import CallKind
 from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import Operation, named_operation
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 
 # By module of torch, which is imported only if it is used: the class whose methods bring
 # pieces together or apart.
@@ -107,7 +108,7 @@ def record_gathering(recorder: Recorder, group: Any, name: str, run: Callable[[]
     result = run_unrecorded(
         recorder, named_operation(name, getattr(type(group), name)), run, _freed_by(group, name)
     )
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         know_whole(recorder, _pairs_in(group))
     return result
 
@@ -119,7 +120,7 @@ def run_unrecorded(
     freed: Sequence[torch.Tensor] = (),
 ) -> Any:
     """Runs a call without recording it; `freed` are tensors whose memory it frees."""
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         observed = recorder.begin_observed(CallKind.ASIDE, operation, (), None, (), (), (None, 0))
         if freed:
             recorder.complete()
@@ -128,7 +129,7 @@ def run_unrecorded(
         with recorder.unrecorded():
             return run()
     finally:
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             recorder.end_observed(observed, None)
 
 
@@ -159,7 +160,7 @@ def hand_on(
     entries.
     """
     result = run_unrecorded(recorder, named_operation(function.__name__, function), run)
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         for (_, given), (_, returned) in zip(
             plain_tensors(args), plain_tensors(result), strict=False
         ):

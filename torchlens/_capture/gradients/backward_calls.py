@@ -18,6 +18,7 @@ from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import named_operation
 from torchlens._recording.origin import version_of
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 
 Tensor = torch.Tensor
 
@@ -28,7 +29,7 @@ def record_backward(
     """Runs `torch.autograd.backward` and adds a row for each gradient that it made or changed."""
     operation, frame = named_operation("backward", func), sys._getframe(2)
     place = recorder.user_code(frame)
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         leaves = _leaves_of(args, kwargs)
         before = [leaf.grad for leaf in leaves]
         old = [gradient for gradient in before if gradient is not None]
@@ -52,7 +53,7 @@ def record_backward(
     finally:
         recorder.collected = None
     seconds = perf_counter() - start
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         made, written, each_reads = [], [], []
         for leaf, gradient, version, read in zip(leaves, before, versions, reads, strict=True):
             if leaf.grad is None or (leaf.grad is gradient and version_of(gradient) == version):

@@ -16,6 +16,7 @@ import torch
 from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.recorder import Recorder
 from torchlens._recording.stored import StoredValue
+from torchlens._recording.unseen import NoTorchFunction
 
 _INTERVAL = 0.005  # seconds between two checks
 _FEW = 4 * 2**20  # bytes of values that are held but not wanted: freeing each one takes longer
@@ -56,7 +57,7 @@ class OutflowWatch:
     def look(self, outside: Sequence[torch.Tensor]) -> float:
         """Hands values over if there are enough; returns the time of the next check."""
         if threading.get_ident() == self._thread:
-            with torch._C.DisableTorchFunction():
+            with NoTorchFunction():
                 self._count()
                 if self._wanted is not None and self._bytes >= min(_FEW, self._outflow.limit):
                     self._forget_unwanted(self._wanted)

@@ -7,7 +7,9 @@ read depends on.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from sys import getrefcount
 from typing import Any, TypeGuard
 
 import torch
@@ -57,7 +59,13 @@ def _num_owners(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
+def _num_holders(values: list[Any], index: int) -> int:
+    """Python's count of references to one of the values."""
+    return getrefcount(values[index])
+
+
 _ALONE = _num_owners(torch.empty(1, device="cpu"))
+_HELD_ONCE = _num_holders([object()], 0)
 
 
 class Memory:
@@ -247,6 +255,35 @@ class Memory:
             return True
         return any(stand_in() is tensor for stand_in in self._stand_ins.get(entry, ()))
 
+    def exchange(self, first: torch.Tensor, second: torch.Tensor, swap: Callable[[], None]) -> None:
+        """Calls `swap`, which exchanges what two tensor objects are.
+
+        torch refuses that while there are weak references to them.
+        """
+        pair = {id(first): (first, second), id(second): (second, first)}  # tensor, the other one
+        origins = {n: pair[id(t)] for n, ref in self.origins.items() if id(t := ref()) in pair}
+        writes = {
+            storage: (entry, pair[id(target)], version)
+            for storage, (entry, ref, version) in self.last_writes.items()
+            if id(target := ref()) in pair
+        }
+        for number in origins:
+            del self.origins[number]
+        for storage in writes:
+            del self.last_writes[storage]
+        is_swapped = False
+        try:
+            swap()
+            is_swapped = True
+        finally:
+            for number, both in origins.items():
+                self.origins[number] = weakref.ref(both[is_swapped])
+            for storage, (entry, both, version) in writes.items():
+                self.last_writes[storage] = (entry, weakref.ref(both[is_swapped]), version)
+        self.values[:] = [
+            pair[id(value)][1] if id(value) in pair else value for value in self.values
+        ]
+
     def watch_argument(self, holder: list[Any], index: int) -> None:
         """Registers `holder[index]` to be copied before its memory is written."""
         self._waiting.setdefault(storage_of(holder[index]), []).append((holder, index))
@@ -312,6 +349,7 @@ class Memory:
                 if entry not in wanted:
                     self.values[entry], self.versions[entry] = None, -1
         storages = set(map(storage_of, outliving))
+        storages |= self._held_by_others(storages)
         shared: list[Held] = []
         looked_at = storages.union(self.last_writes)
         for entry, storage in enumerate(self.storages):
@@ -333,6 +371,33 @@ class Memory:
                     shared.append(held)
         self._replace_by_copies(shared)
         self._replaced.clear()
+
+    def _held_by_others(self, known: Container[int]) -> set[int]:
+        """The storages of saved values without a version (of inference mode) that others hold, too.
+
+        A later write to them would not be noticed. Those that are `known` are left out.
+        """
+        found = set()
+        uses = self._without_version()  # no value stays in a variable: it would count as a holder
+        tensors = Counter(self.storages[entries[0]] for entries in uses.values())
+        for entry, *more in uses.values():
+            storage = self.storages[entry]
+            num_holders = _num_holders(self.values, entry) - _HELD_ONCE - len(more)
+            num_owners = _num_owners(self.values[entry]) - _ALONE + 1 if storage > 0 else 1
+            if storage not in known and (num_holders or num_owners > tensors[storage]):
+                found.add(storage)
+        return found
+
+    def _without_version(self) -> dict[int, list[int]]:
+        """By the id of a saved value of inference mode, its entries."""
+        uses: dict[int, list[int]] = {}
+        for entry in [entry for entry, version in enumerate(self.versions) if version < 0]:
+            value = self.values[entry]
+            if type(value) is not torch.Tensor or not value.is_inference():
+                continue
+            if storage_of(value) == self.storages[entry]:
+                uses.setdefault(id(value), []).append(entry)
+        return uses
 
     def note_outside(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """The storages of tensors that are no entries; [] if nothing was written.

@@ -1,11 +1,14 @@
 """torch's stack of modes in the current thread."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves
+
+from torchlens._recording.unseen import NoTorchFunction
 
 
 def push_mode(mode: Any) -> None:
@@ -13,35 +16,83 @@ def push_mode(mode: Any) -> None:
     torch._C._push_on_torch_function_stack(mode)
 
 
-def remove_mode(mode: Any) -> None:
-    """Removes a mode if present; modes that the model pushed above it stay."""
-    above = []
+def function_modes() -> list[Any]:
+    """The modes of this thread: the last one is the first to be passed a call."""
     depth = torch._C._len_torch_function_stack()
-    if any(torch._C._get_function_stack_at(level) is mode for level in range(depth)):
-        while (top := torch._C._pop_torch_function_stack()) is not mode:
-            above.append(top)
-        for other in reversed(above):
-            torch._C._push_on_torch_function_stack(other)
+    return [torch._C._get_function_stack_at(level) for level in range(depth)]
+
+
+def _is_of_user(mode: Any) -> bool:
+    """False for torch's default device, which is always the lowest mode."""
+    return not isinstance(mode, DeviceContext)
+
+
+def push_below(mode: Any) -> None:
+    """Pushes a mode below those that the user has entered.
+
+    They act first, as without the mode, and do not see what it does.
+    """
+    before = function_modes()
+    num_devices = len(before) - len(list(filter(_is_of_user, before)))
+    _set_modes([*before[:num_devices], mode, *before[num_devices:]], before)
+
+
+def remove_mode(mode: Any) -> None:
+    """Removes a mode if present; all others stay."""
+    before = function_modes()
+    others = [other for other in before if other is not mode]
+    if len(others) < len(before):
+        _set_modes(others, others)
+
+
+def _set_modes(modes: list[Any], if_interrupted: list[Any]) -> None:
+    try:
+        _replace_modes(modes)
+    except BaseException:
+        _replace_modes(if_interrupted)
+        raise
+
+
+def _replace_modes(modes: list[Any]) -> None:
+    kept = 0
+    for mode, own in zip(modes, function_modes(), strict=False):
+        if mode is not own:
+            break
+        kept += 1
+    while torch._C._len_torch_function_stack() > kept:
+        torch._C._pop_torch_function_stack()
+    for mode in modes[kept:]:
+        push_mode(mode)
+
+
+def hidden_from_user() -> AbstractContextManager[Any]:
+    """A context in which the modes of the user see no calls."""
+    return NoTorchFunction() if any(map(_is_of_user, function_modes())) else nullcontext()
+
+
+@contextmanager
+def without_user_modes() -> Iterator[None]:
+    """Removes the modes of the user for the duration of a context."""
+    before = function_modes()
+    _set_modes([mode for mode in before if not _is_of_user(mode)], before)
+    try:
+        yield
+    finally:
+        _set_modes(before, before)
 
 
 @contextmanager
 def without_mode(mode: Any) -> Iterator[None]:
     """Removes a mode, if present, for the duration of a context."""
-    depth = torch._C._len_torch_function_stack()
-    place = next(
-        (level for level in range(depth) if torch._C._get_function_stack_at(level) is mode), None
-    )
+    before = function_modes()
     remove_mode(mode)
     try:
         yield
     finally:
-        if place is not None:
-            above = [
-                torch._C._pop_torch_function_stack()
-                for _ in range(torch._C._len_torch_function_stack() - place)
-            ]
-            for other in (mode, *reversed(above)):
-                push_mode(other)
+        if mode in before:
+            place = before.index(mode)
+            now = function_modes()
+            _set_modes([*now[:place], mode, *now[place:]], before)
 
 
 def run_overridden(

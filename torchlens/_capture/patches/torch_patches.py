@@ -8,6 +8,7 @@ import copy
 import copyreg
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial, wraps
 from types import ClassMethodDescriptorType
 from typing import Any, NamedTuple
@@ -22,13 +23,16 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn.modules import module as torch_modules
 
 from torchlens._capture.current import CURRENT, MODULE_CALL
+from torchlens._capture.dispatch_watch import DispatchWatch, watching
 from torchlens._capture.distributed.sharding import hand_on, is_bookkeeping
 from torchlens._capture.gradients.backward_calls import record_backward
 from torchlens._capture.module_tracker import patched_call_impl
 from torchlens._capture.patches.mode_stack import without_mode
-from torchlens._capture.unreported import record_made, record_opaque, tie_function
+from torchlens._capture.recorder import Recorder
+from torchlens._capture.unreported import record_made, record_opaque, record_swap, tie_function
 from torchlens._recording.operations import OPERATOR_NAMES, operator_of
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import NoTorchFunction
 
 
 class Patch(NamedTuple):
@@ -83,24 +87,32 @@ def _overrides(values: Any) -> bool:
     )
 
 
+_stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
+
+
+def _is_quiet() -> bool:
+    """True if no mode but the recorder is to be passed the call. A mode above it comes first."""
+    tracker = CURRENT.tracker
+    if tracker is None:
+        return False
+    depth = _stack_depth()
+    return not depth or _mode_at(depth - 1) is tracker.recorder
+
+
 def _quiet_has(values: Any) -> bool:
-    if CURRENT.tracker is not None and (
-        _NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)
-    ):
+    if _is_quiet() and (_NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)):
         return False
     return _has_torch_function(values)
 
 
 def _quiet_has_unary(value: Any) -> bool:
-    if CURRENT.tracker is not None and (type(value) in _NOT_OVERRIDING or not _overrides((value,))):
+    if _is_quiet() and (type(value) in _NOT_OVERRIDING or not _overrides((value,))):
         return False
     return _has_torch_function_unary(value)
 
 
 def _quiet_has_variadic(*values: Any) -> bool:
-    if CURRENT.tracker is not None and (
-        _NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)
-    ):
+    if _is_quiet() and (_NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)):
         return False
     return _has_torch_function_variadic(*values)
 
@@ -165,6 +177,35 @@ def _patched_pop_mode_temporarily() -> Any:
     return _pop_mode_temporarily() if CURRENT.tracker is None else _PoppedMode()
 
 
+class _WatchedDisabling:
+    """Replaces `torch._C.DisableTorchFunction`, under which torch reports nothing to the recorder.
+
+    What runs there has no entries: a warning names it. Saved values that it overwrites are kept.
+    """
+
+    def __enter__(self) -> None:
+        tracker, self._stack = CURRENT.tracker, ExitStack()
+        is_on = tracker is not None and tracker.recorder.is_on()
+        self._stack.enter_context(NoTorchFunction())
+        if tracker is not None and is_on:
+            tracker.recorder.complete()
+            watch = DispatchWatch(tracker.recorder)
+            self._stack.callback(_warn_of_hidden, tracker.recorder, watch)
+            self._stack.enter_context(watching(watch))
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+
+def _warn_of_hidden(recorder: Recorder, watch: DispatchWatch) -> None:
+    if watch.names:
+        recorder.warnings.append(
+            f"the model ran {', '.join(watch.names)} under torch._C.DisableTorchFunction, which "
+            "hides operations from the log: they have no entries, and operations that read their "
+            "results lack these as parents"
+        )
+
+
 # -- functions that torch does not report
 
 
@@ -220,11 +261,23 @@ def _patched_copy(self: torch.Tensor) -> Any:
     """`__copy__` for tensors; torch defines none and copies them by way of pickling."""
     tracker = CURRENT.tracker
     if tracker is not None and tracker.recorder.is_on():
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             return tracker.recorder.__torch_function__(copy.copy, (), (self,), None)
     reduce = copyreg.dispatch_table.get(type(self))
     parts = self.__reduce_ex__(4) if reduce is None else reduce(self)
     return copy._reconstruct(self, None, *parts)  # type: ignore[attr-defined]
+
+
+def _patched_swap(t1: torch.Tensor, t2: torch.Tensor) -> None:
+    """`torch.utils.swap_tensors`, which makes no new tensors."""
+    tracker = CURRENT.tracker
+    if tracker is None or not tracker.recorder.is_on():
+        _swap(t1, t2)
+        return
+    record_swap(tracker.recorder, t1, t2, partial(_swap, t1, t2))
+
+
+_swap = torch.utils.swap_tensors
 
 
 def opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patch:
@@ -302,17 +355,19 @@ def _patched_vjp(*args: Any, **kwargs: Any) -> Any:
         recorder, "vjp", _vjp, partial(_vjp, *args, **kwargs), (args, kwargs)
     )
     log = weakref.ref(recorder.memory)  # shared by all threads of a log
-    with torch._C.DisableTorchFunction():
+    with NoTorchFunction():
         made = next(recorder.entry_of(tensor) for _, tensor in plain_tensors(results))
     given = () if made is None else tuple(recorder.rows[made].references.values())
 
     @wraps(pull_back)
     def logged_pull_back(*args: Any, **kwargs: Any) -> Any:
         tracker = CURRENT.tracker
+        captured = given if tracker is not None and log() is tracker.recorder.memory else ()
         if tracker is None or not tracker.recorder.is_on():
+            if tracker is not None:  # inside another transform, as in `jacrev`
+                tracker.recorder.collect_entries(captured)
             return pull_back(*args, **kwargs)
         recorder, run = tracker.recorder, partial(pull_back, *args, **kwargs)
-        captured = given if log() is recorder.memory else ()
         return record_opaque(recorder, "vjp_fn", pull_back, run, (args, kwargs), captured)
 
     return results, logged_pull_back, *rest
@@ -408,6 +463,8 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *_asking(torch._tensor, _inline_has, _inline_has_unary, _inline_has_variadic),
     Patch(torch.overrides, "_pop_mode_temporarily", _patched_pop_mode_temporarily),
+    Patch(torch.utils, "swap_tensors", _patched_swap),
+    Patch(torch._C, "DisableTorchFunction", _WatchedDisabling),
     Patch(_APPLIED, "apply", classmethod(_patched_apply)),
     Patch(torch.autograd, "backward", _patched_backward),
     opaque(torch._C.ScriptFunction, "__call__", "script_function"),
