@@ -25,6 +25,7 @@ from torchlens._edit.plan import Target, pairs_of
 from torchlens._history.sites import Place, Site, axes_of
 from torchlens._recording.operations import IDENTITY
 from torchlens._recording.trees import same_with
+from torchlens._recording.unseen import NoTorchFunction
 from torchlens._text.error_wording import did_you_mean
 from torchlens.errors import EditError
 
@@ -178,7 +179,7 @@ class Editing(Generic[_Model]):
         self.step += 1
         if not self._inputs:
             return None
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             new = self._changed_inputs(args, kwargs)
         found: Any = same_with((args, kwargs), lambda tensor: new.get(id(tensor), tensor))
         return found
@@ -213,7 +214,7 @@ class Editing(Generic[_Model]):
             changes = recorder.changes_of(IDENTITY)  # type: ignore[attr-defined]
             return changed_identity(recorder, next(iter(changes), None), tensor)
 
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             recorder.complete()
             return changed_result(result, changed)
 
@@ -233,7 +234,7 @@ class Editing(Generic[_Model]):
             return changed_identity(recorder, lambda _, value: self._edited(own, value), tensor)
 
         recorder = self._recorder()
-        with torch._C.DisableTorchFunction():
+        with NoTorchFunction():
             if recorder is not None:
                 recorder.complete()
             return changed_result(result, changed)
