@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -82,22 +83,22 @@ def analyse(
 def _analysed(
     pairing: Pairing, tolerance: float, replay: Replay | None, trusted: Collection[int]
 ) -> Analysis:
-    stops = [stops_of(pairing, side) for side in (0, 1)]
+    stops = stops_of(pairing, 0), stops_of(pairing, 1)
     analysis = Analysis(pairing.pairs(), set(trusted), [], {}, {})
     waiting: list[Matched] = []
     for pair in analysis.pairs:
-        allowed = analysis.limits[pair.reference] = pair.allowed(tolerance)
-        if pair.reference in trusted:
-            continue
-        ours, theirs = (section_of(pairing, side, pair, stops[side]) for side in (0, 1))
+        analysis.limits[pair.reference] = pair.allowed(tolerance)
+    for pair in (pair for pair in analysis.pairs if pair.reference not in trusted):
+        allowed = pair.allowed(tolerance)
+        ours = section_of(pairing, 0, pair, stops[0])
+        theirs = section_of(pairing, 1, pair, stops[1])
         inputs = _pairs_of_inputs(pairing, ours, theirs)
-        good = [other for other in inputs if _is_good_input(other, pair, analysis, tolerance)]
+        is_good = partial(_is_good_input, pair=pair, analysis=analysis, tolerance=tolerance)
+        good = list(filter(is_good, inputs))
         has_good_inputs = len(good) == len(inputs)
         inherited = _inherited_units(pairing, pair, good, trusted)
         limit = analysis.limits[pair.reference] = allowed + inherited
-        is_in_question = has_good_inputs and pair.units > allowed
-        own = own_units(pairing, pair, theirs, replay) if is_in_question else None
-        if pair.units <= limit if own is None else own <= allowed:
+        if _is_rounding(pairing, pair, limit, allowed, theirs, replay if has_good_inputs else None):
             analysis.agreeing.add(pair.reference)
         else:
             analysis.sections[pair.reference] = (ours, theirs)
@@ -105,6 +106,21 @@ def _analysed(
     if not analysis.origins:  # each depends on another: the order of the reference decides
         analysis.origins.extend(waiting[:1])
     return analysis
+
+
+def _is_rounding(
+    pairing: Pairing,
+    pair: Matched,
+    limit: float,
+    allowed: float,
+    section: Section,
+    replay: Replay | None,
+) -> bool:
+    """True if the error of a pair is rounding: its own error, if that can be computed, is at most
+    `allowed`; or else the whole error is at most `limit`.
+    """
+    own = own_units(pairing, pair, section, replay) if pair.units > allowed else None
+    return pair.units <= limit if own is None else own <= allowed
 
 
 def _inherited_units(
@@ -202,9 +218,8 @@ def own_units(
     if replay is None or target is None or pair.layout is None:
         return None
     entries, given = _with_views(pairing.candidate, section)
-    values = {entry: _reference_value(pairing, entry) for entry in given}
-    known = {entry: value for entry, value in values.items() if value is not None}
-    if len(known) < len(values):
+    known = _reference_values(pairing, given)
+    if len(known) < len(given):
         return None
     try:
         result = dense(replay.part(entries | {pair.candidate}, known))
@@ -212,6 +227,12 @@ def own_units(
         return None
     is_comparable = result is not None and result.numel() == target.numel()
     return pair.units_between(target, result) if is_comparable else None
+
+
+def _reference_values(pairing: Pairing, entries: Collection[int]) -> dict[int, Tensor]:
+    """The reference's values for those of the entries of the candidate that have one."""
+    values = {entry: _reference_value(pairing, entry) for entry in entries}
+    return {entry: value for entry, value in values.items() if value is not None}
 
 
 def _with_views(model: ComparedModel, section: Section) -> tuple[set[int], set[int]]:

@@ -99,12 +99,16 @@ def _gates(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     params = _params(origin, evidence)
     largest = dict.fromkeys(max(param.shape, default=1) for param in params.values())
     for count, size in product((4, 3), largest):
-        gated = {number: param for number, param in params.items() if size in param.shape}
-        for order in list(permutations(range(count)))[1:] if size % count == 0 else ():
-            changed = {number: _in_order(param, size, order) for number, param in gated.items()}
-            said = " ".join(str(place + 1) for place in order)
-            text = f"the {count} gates are in another order: in the order {said}"
-            yield TriedChange(text, changed)
+        if size % count == 0:
+            gated = {number: param for number, param in params.items() if size in param.shape}
+            yield from _other_gate_orders(count, size, gated)
+
+
+def _other_gate_orders(count: int, size: int, gated: dict[int, Tensor]) -> Changes:
+    for order in list(permutations(range(count)))[1:]:
+        changed = {number: _in_order(param, size, order) for number, param in gated.items()}
+        said = " ".join(str(place + 1) for place in order)
+        yield TriedChange(f"the {count} gates are in another order: in the order {said}", changed)
 
 
 def _in_order(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:

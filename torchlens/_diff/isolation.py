@@ -57,8 +57,9 @@ def isolate(
     for _ in range(_MOST_ROUNDS):
         new = _new_origins(analysis, trusted)
         origins |= new
-        trusted |= {number: origin.pair for number, origin in new.items()}
-        kinds |= {_kind(pairing, origin.pair) for origin in new.values()}
+        for number, origin in new.items():
+            trusted[number] = origin.pair
+            kinds.add(_kind(pairing, origin.pair))
         _trust(pairing, analysis, kinds if new else set(), trusted)
         substitution = Substitution(pairing, trusted.values())
         values = replay.run(substitution)
@@ -68,16 +69,12 @@ def isolate(
         pairing = Pairing(pairing.reference, candidate.with_values(values), known, pairing.unit_of)
         analysis = analyse(pairing, tolerance, trusted=trusted)
     origins = _wrong_by_themselves(pairing, origins, trusted, substitution, replay, tolerance)
-    at_outputs += [
-        (output, origin)
-        for output, origin in origins_at_outputs(outputs, pairing, analysis, tolerance)
-        if replay.pinned.keys().isdisjoint(origin.candidate.entries)
-    ]
-    put_right = [*(o.pair for o in origins.values()), *(output for output, _ in at_outputs)]
-    mended = replay.run(Substitution(pairing, put_right, with_twins=False))
-    ordered = sorted(
-        [*origins.values(), *distinct(at_outputs)], key=lambda origin: origin.pair.reference
-    )
+    left = origins_at_outputs(outputs, pairing, analysis, tolerance)
+    at_outputs += [each for each in left if _could_run(replay, each[1])]
+    differing = [origin.pair for origin in origins.values()]
+    put_right = Substitution(pairing, [*differing, *(output for output, _ in at_outputs)], False)
+    mended = replay.run(put_right)
+    ordered = sorted([*origins.values(), *distinct(at_outputs)], key=_place_in_reference)
     return Isolated(
         grouped(ordered, pairing),
         pairing,
@@ -85,6 +82,15 @@ def isolate(
         substitution.own_units,
         _output_error(pairing, outputs, mended),
     )
+
+
+def _place_in_reference(origin: ErrorOrigin) -> int:
+    return origin.pair.reference
+
+
+def _could_run(replay: Replay, origin: ErrorOrigin) -> bool:
+    """True if all operations of the candidate's section ran again."""
+    return replay.pinned.keys().isdisjoint(origin.candidate.entries)
 
 
 def _new_origins(analysis: Analysis, trusted: Collection[int]) -> dict[int, ErrorOrigin]:

@@ -76,19 +76,12 @@ def _scaled(normal: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tenso
 def attention_variants(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Variants of attention, with queries, keys and values of shape (..., length, size)."""
     k, v = _shared_by_heads(q, k), _shared_by_heads(q, v)
-    is_possible = q.dim() >= 3 and k.shape[-2] == v.shape[-2] and q.shape[-1] == k.shape[-1]
-    if not is_possible or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+    if not _fit_together(q, k, v):
         return
-    size, width = q.shape[-1], q.shape[-1] * (q.shape[-3] if q.dim() > 3 else 1)
     orders = {"": (q, k)}
     if q.shape == k.shape:
         orders[" with queries and keys swapped"] = (k, q)
-    scales = {
-        "": 1 / math.sqrt(size),
-        " without 1/sqrt(d)": 1.0,
-        " scaled by 1/d": 1 / size,
-        f" scaled by 1/sqrt({width}), the whole width": 1 / math.sqrt(width),
-    }
+    scales = _attention_scales(q)
     axes = {"": -1, " with softmax over the queries": -2}
     if q.dim() > 3:
         axes[" with softmax over the heads"] = -3
@@ -99,6 +92,24 @@ def attention_variants(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, T
             hidden = float("-inf") if axis == -1 else -1e9
             own = scores if mask is None else scores.masked_fill(mask, hidden)
             yield f"attention{swapped}{scaled}{masked}{over}", torch.softmax(own, dim=axis) @ v
+
+
+def _fit_together(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """True if queries, keys and values have shapes with which attention can be computed."""
+    if q.dim() < 3 or k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
+        return False
+    return q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+
+
+def _attention_scales(q: Tensor) -> dict[str, float]:
+    size = q.shape[-1]
+    width = size * q.shape[-3] if q.dim() > 3 else size
+    return {
+        "": 1 / math.sqrt(size),
+        " without 1/sqrt(d)": 1.0,
+        " scaled by 1/d": 1 / size,
+        f" scaled by 1/sqrt({width}), the whole width": 1 / math.sqrt(width),
+    }
 
 
 def _shared_by_heads(q: Tensor, part: Tensor) -> Tensor:

@@ -170,8 +170,7 @@ def _other_weights(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     lost, extra = _weights_apart(origin, evidence)
     missing, added = _names(evidence, 0, lost), _names(evidence, 1, extra)
     if lost and extra:
-        partners = {pair.candidate: pair.reference for pair in evidence.weights.pairs[::-1]}
-        others = _names(evidence, 0, [partners[weight] for weight in extra if weight in partners])
+        others = _partner_names(evidence, extra)
         note = f", which is the reference's {others}," if others else ""
         yield f"other weights: {added}{note} where the reference uses {missing}"
     elif "running" in missing:
@@ -183,6 +182,12 @@ def _other_weights(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
         yield f"{missing} not used by the candidate: left out?"
     elif extra:
         yield f"the candidate also uses {added}"
+
+
+def _partner_names(evidence: Evidence, weights: Sequence[int]) -> str:
+    """The names of the reference's weights that correspond to weights of the candidate."""
+    partners = {pair.candidate: pair.reference for pair in evidence.weights.pairs[::-1]}
+    return _names(evidence, 0, [partners[weight] for weight in weights if weight in partners])
 
 
 def _weights_apart(origin: ErrorOrigin, evidence: Evidence) -> tuple[list[int], list[int]]:

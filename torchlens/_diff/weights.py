@@ -54,8 +54,7 @@ class WeightMatch:
         kinds: dict[str, list[WeightPair]] = {}
         for pair in self.pairs:
             weight = reference[pair.reference]
-            is_square = len(weight.shape) == 2 and weight.shape[0] == weight.shape[1]
-            if is_square and pair.how in ("same", "transposed"):
+            if _is_square(weight.shape) and pair.how in ("same", "transposed"):
                 kinds.setdefault(_kind(weight.name), []).append(pair)
         found = []
         for pairs in kinds.values():
@@ -63,6 +62,10 @@ class WeightMatch:
             if number > 1 and number > len(pairs) / 2:
                 found += [pair for pair in pairs if pair.how != usual]
         return found
+
+
+def _is_square(shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and shape[0] == shape[1]
 
 
 def match_weights(
@@ -197,9 +200,7 @@ class _WeightMatcher:
         All equal parts, or else parts of different sizes (many queries, few keys and values), or
         else some of the equal parts, if there is a mistake in the others.
         """
-        free = [value.numel() for n, value in self._values[1 - side].items()
-                if n not in self._known[1 - side]]  # fmt: skip
-        sizes = Counter(size for size in free if size < whole.numel())
+        sizes = self._free_sizes(1 - side, whole.numel())
         best: tuple[list[int], int] = ([], 0)
         for axis, size in _equal_lengths(whole, sizes):
             count = whole.shape[axis] // size
@@ -213,6 +214,12 @@ class _WeightMatcher:
             if found:
                 return found, 0
         return best
+
+    def _free_sizes(self, side: int, below: int) -> Counter[int]:
+        """How many free weights of a side have each number of elements below a limit."""
+        known = self._known[side]
+        sizes = (value.numel() for n, value in self._values[side].items() if n not in known)
+        return Counter(size for size in sizes if size < below)
 
     def _walk(
         self, side: int, whole: Tensor, axis: int, lengths: Sequence[int], is_equal: bool
@@ -342,12 +349,16 @@ def _found_words(match: WeightMatch, reference: Weights, candidate: Weights) -> 
     total = found + len(set(params) - match.groups[0].keys())
     if not total:
         return "none"
+    said = [*_whole_words(match), *_part_words(match, reference, candidate)]
+    return f"{found} of {total} found" + (f": {', '.join(said)}" if said else "")
+
+
+def _whole_words(match: WeightMatch) -> list[str]:
+    """`26 as they are`, `9 transposed`, `2 in sums of two`"""
     counts = Counter(pair.how for pair in match.pairs)
     said = [f"{counts[how]} {words}" for how, words in _WORDS.items() if counts[how]]
     added = len({pair.reference for pair in match.pairs if pair.how == "sum"})
-    said += [f"{added} in sums of two"] if added else []
-    said += _part_words(match, reference, candidate)
-    return f"{found} of {total} found" + (f": {', '.join(said)}" if said else "")
+    return [*said, f"{added} in sums of two"] if added else said
 
 
 def listed(names: Sequence[str]) -> str:

@@ -131,9 +131,9 @@ class _DifferenceFinder:
         words = self.operations.changes(entries)
         error = self.operations.error(entries)
         if error is not None and "shape" not in words:
+            found.error = max(found.error or 0.0, error)
             if error and not self.operations.is_rounding(error, entries):
                 words["values"] = f"relative error {_error_text(error)}"
-            found.error = error if found.error is None else max(found.error, error)
         if error or words.keys() & _CARRIED:
             self.changed[0].add(entries[0])
             self.changed[1].add(entries[1])

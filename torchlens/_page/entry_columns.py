@@ -1,6 +1,7 @@
 """The entries of a log, as columns for the page."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -121,19 +122,24 @@ class EntryColumns:
             "place": [self._places(row.code, row.instruction) for row in rows],
             "stat": list(map(self._stat, entries)),
             "grad": list(map(add, gradients)),
-            "args": [strings(self._arguments(entry)) for entry in entries],
+            "args": list(map(strings, map(self._arguments, entries))),
             "parents": [chosen.numbers(log.graph.parents[entry]) for entry in entries],
             "gradnorm": list(map(_norm, gradients)),
         }
         if failure is not None and failed is not None:
-            name = failure.operation.name if failure.operation else "raise"
-            place = self._places(failure.code, failure.instruction)
-            parents = chosen.numbers(failed.parents)
-            values = (strings(name), 0, 0, place, -1, -1, 0, parents, None)
-            for column, value in zip(found.values(), values, strict=True):
-                column.append(value)
+            self._append_failed(found, failure, chosen.numbers(failed.parents))
         own_costs = {name: picked(getattr(costs, name), chosen.entries) for name in costs._fields}
         return found | own_costs
+
+    def _append_failed(
+        self, columns: dict[str, list[Any]], failure: Failure, parents: Sequence[int]
+    ) -> None:
+        """Adds the call that raised to the columns, which are in the order of `columns`."""
+        name = failure.operation.name if failure.operation else "raise"
+        place = self._places(failure.code, failure.instruction)
+        values = (self._strings(name), 0, 0, place, -1, -1, 0, parents, None)
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(value)
 
     def _stat(self, entry: int) -> int:
         """The row of statistics of a saved value; -1 without one, or if it was changed in place

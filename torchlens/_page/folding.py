@@ -66,17 +66,14 @@ class _Folder:
         unless nothing else would remain.
         """
         number_of = {id(part): number for number, part in enumerate(box.children)}
-        constants = {number for number, part in enumerate(box.children) if self._is_constant(part)}
-        others = (part for number, part in enumerate(box.children) if number not in constants)
+        constants = {number_of[id(part)] for part in filter(self._is_constant, box.children)}
+        others = [part for part in box.children if number_of[id(part)] not in constants]
         if len(constants) < _FEWEST_CONSTANTS or all(map(self._is_boundary, others)):
             return
         numbered = [(number_of[id(a)], number_of[id(b)]) for a, b in edges]
-        groups = [
-            [box.children[number] for number in numbers]
-            for numbers in _connected(constants, numbered)
-        ]
-        found = [own for own in groups if sum(map(_num_operations, own)) >= _FEWEST_CONSTANTS]
-        _group(box, "constants", found)
+        connected = _connected(constants, numbered)
+        groups = [[box.children[number] for number in numbers] for numbers in connected]
+        _group(box, "constants", list(filter(_is_large, groups)))
 
     def _is_constant(self, part: Part) -> bool:
         """True if a part does not depend on the model's input, has no parameters and is not a
@@ -191,16 +188,16 @@ def _connected(constants: set[int], edges: Sequence[tuple[int, int]]) -> list[li
     place of its first member, so it must read nothing that comes later.
     """
     joined = UnionFind()
-    for a, b in edges:
-        if a in constants and b in constants:
-            joined.join(a, b)
-    late = {
-        joined.find(b)
-        for a, b in edges
-        if b in constants and a not in constants and a > joined.find(b)
-    }
+    for edge in filter(constants.issuperset, edges):
+        joined.join(*edge)
+    into = [(a, b) for a, b in edges if a not in constants and b in constants]
+    late = {joined.find(b) for a, b in into if a > joined.find(b)}
     sets = joined.sets(sorted(constants))
     return [members for first, members in sets.items() if first not in late and len(members) > 1]
+
+
+def _is_large(constants: Sequence[Part]) -> bool:
+    return sum(map(_num_operations, constants)) >= _FEWEST_CONSTANTS
 
 
 def _slices(parts: list[Part], size: int) -> list[list[Part]]:

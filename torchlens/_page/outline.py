@@ -6,11 +6,12 @@ many operations.
 """
 
 from collections import Counter
+from itertools import chain
 
 from torchlens._history.log import Log
 from torchlens._page.loop_tree import LoopTree
 from torchlens._page.module_events import Event, ModuleEvents
-from torchlens._page.parts import FailedCall, Link, Outline, Part, boxes_in, walk
+from torchlens._page.parts import FailedCall, Link, Outline, Part, boxes_in, entries_in, walk
 
 
 def outline(log: Log, failed: FailedCall | None = None) -> Outline:
@@ -184,12 +185,12 @@ class _OutlineBuilder:
 
     def _simplified(self, box: Part, frames: list[int]) -> Part:
         """The operation of a module that has only one, apart from buffers; else the box itself."""
-        aside = [part for part in box.children if self._is_aside(part)]
         steps = [part for part in box.children if not self._is_aside(part)]
         if len(steps) != 1 or steps[0].kind != "operation" or steps[0].address:
             return box
         unit = steps[0]
-        unit.buffers = [entry for part in aside for own in part.passes for entry in own]
+        aside = [entries_in(part) for part in box.children if part is not unit]
+        unit.buffers = list(chain.from_iterable(aside))
         unit.address, unit.calls = box.address, box.calls
         for entry in unit.buffers:
             self.unit_of[entry] = unit

@@ -207,10 +207,14 @@ def residual_links(log: Log, outline: Outline) -> set[int]:
     """The numbers of the links that are residual connections, or parts of one."""
     finder = ResidualFinder(log)
     parts = {id(part): part for link in outline.links for part in link[:2]}
-    part_of = {entry: key for key, part in parts.items() for entry in entries_in(part)}
-    first_of = sorted(own[0] for part in parts.values() for own in part.passes[:_PASSES_READ])
-    edges = [edge for child in first_of for edge in finder.edges_into(child)]
-    ends = {(part_of[parent], part_of[child]) for parent, child in edges}
+    part_of: dict[int, int] = {}
+    first_of: list[int] = []
+    for key, part in parts.items():
+        part_of.update(dict.fromkeys(entries_in(part), key))
+        first_of += [own[0] for own in part.passes[:_PASSES_READ]]
+    ends: set[tuple[int, int]] = set()
+    for child in sorted(first_of):
+        ends.update((part_of[parent], part_of[own]) for parent, own in finder.edges_into(child))
     return {
         number
         for number, (source, target, around) in enumerate(outline.links)

@@ -146,10 +146,11 @@ def select(root: Part, num_entries: int, num_operations: int, always: int = -1) 
     units = [part for part in _open(root, found, always) if part.kind == "operation"]
     in_one_pass = sum(len(part.passes[0]) for part in units)
     most = max(2, min(_MOST_PASSES, _MOST_CARRIED // max(1, in_one_pass)))
-    kept_of = {id(part): _keep_passes(part, most, found) for part in units}
     carried: set[int] = set()
+    kept_of: dict[int, list[list[int]]] = {}
     for part in units:
-        carried.update(part.buffers, *kept_of[id(part)])
+        kept = kept_of[id(part)] = _keep_passes(part, most, found)
+        carried.update(part.buffers, *kept)
     found.entries = sorted(carried)
     found.number_of = number_of = {entry: number for number, entry in enumerate(found.entries)}
     found.kept_passes = {

@@ -54,22 +54,28 @@ class Statistics:
 
     @torch.no_grad()
     def columns(self) -> dict[str, Any]:
-        count = len(self.tensors)
-        bins, side = (32, 24) if count <= 1000 else (24, 16) if count <= 3000 else (16, 8)
-        rows: list[dict[str, Any]] = [{}] * count
+        bins, side = _resolution(len(self.tensors))
+        rows = self._described(bins, side)
+        sizes = [row["heat"].shape for row in rows]
+        columns: dict[str, Any] = {name: [_number(row[name]) for row in rows] for name in _COLUMNS}
+        return columns | {
+            "sample": [row["sample"] for row in rows],
+            "rows": [height for height, _ in sizes],
+            "cols": [width for _, width in sizes],
+            "bins": bins,
+            "histograms": _packed([row["histogram"] for row in rows]),
+            "heat": _packed([row["heat"].flatten() for row in rows]),
+        }
+
+    def _described(self, bins: int, side: int) -> list[dict[str, Any]]:
+        """One record per tensor."""
+        rows: list[dict[str, Any]] = [{}] * len(self.tensors)
         for members in self._batches():
             tensors = [self.tensors[row] for row in members]
             batch = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
             for row, found in zip(members, _describe(batch, bins, side), strict=True):
                 rows[row] = found
-        columns: dict[str, Any] = {name: [_number(row[name]) for row in rows] for name in _COLUMNS}
-        columns["sample"] = [row["sample"] for row in rows]
-        columns["rows"] = [row["heat"].shape[0] for row in rows]
-        columns["cols"] = [row["heat"].shape[1] for row in rows]
-        columns["bins"] = bins
-        columns["histograms"] = _packed([row["histogram"] for row in rows])
-        columns["heat"] = _packed([row["heat"].flatten() for row in rows])
-        return columns
+        return rows
 
     def _batches(self) -> Iterator[list[int]]:
         """The rows of tensors that are described together: small ones of the same shape."""
@@ -81,6 +87,13 @@ class Statistics:
             size = max(1, _BATCH // self.tensors[members[0]].numel())
             for start in range(0, len(members), size):
                 yield members[start : start + size]
+
+
+def _resolution(num_tensors: int) -> tuple[int, int]:
+    """The number of bins of each histogram, and the length of the sides of each picture."""
+    if num_tensors <= 1000:
+        return 32, 24
+    return (24, 16) if num_tensors <= 3000 else (16, 8)
 
 
 def _packed(parts: Sequence[torch.Tensor]) -> str:
@@ -103,7 +116,7 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
     lowest, highest = _extremes(flat)
     is_finite = bool((torch.isfinite(lowest) & torch.isfinite(highest)).all())
     step = 1 if size <= _EXACT or not is_finite else -(-size // _SAMPLE)
-    values = flat[:, ::step].float() if step > 1 or flat.dtype is not torch.float32 else flat
+    values = flat[:, ::step].float()
     counted = values.cpu().numpy()
     found = row_statistics(counted)
     if not is_finite:
