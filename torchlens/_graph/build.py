@@ -250,10 +250,10 @@ def _group(
         keys.append(key)
         place = id(rows[entry].code), rows[entry].instruction
         steps.append((*key[:2], *key[4:], place) if is_part else key)
-    # Coarser keys: what is done without parameters is told apart by the function alone.
-    kinds = [key if params[entry] else key[:2] for key, entry in zip(keys, operations, strict=True)]
-    shifted = [[parent - start for parent in reads[entry]] for entry in operations]
     has_params = [bool(params[entry]) for entry in operations]
+    # Coarser keys: what is done without parameters is told apart by the function alone.
+    kinds = [key if own else key[:2] for key, own in zip(keys, has_params, strict=True)]
+    shifted = [[parent - start for parent in reads[entry]] for entry in operations]
     calls = [rows[entry].module_call for entry in operations]
     numbered = group_into_layers(
         _numbered(keys),

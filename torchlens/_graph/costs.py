@@ -201,11 +201,11 @@ def reached_by_gradients(recording: Recording, graph: Graph) -> list[bool]:
     for entry in reversed(range(len(graph.recorded))):
         number = graph.recorded[entry]
         gradfunc = recording.rows[number].gradfunc
+        has_node = gradfunc is not None or number in recording.leaves
         received = max(map(sends.__getitem__, graph.children[entry]), default=_NOTHING)
         if entry in outputs:
-            is_reached[entry] = gradfunc is not None or number in recording.leaves or received > 0
+            is_reached[entry] = has_node or received > _NOTHING
         else:
-            has_node = gradfunc is not None or number in recording.leaves
             # What ran under no_grad has no node, and receives nothing.
             is_reached[entry] = received > (_NOTHING if has_node else _GRADIENT)
             if gradfunc is None and received == _INSIDE:
@@ -230,17 +230,15 @@ def _inside_custom_functions(recording: Recording) -> frozenset[int]:
 def _rows_without_nodes(recording: Recording, is_function: Callable[[str], bool]) -> frozenset[int]:
     """The rows that lead to the result of such a function and have no backward node themselves."""
     found: set[int] = set()
-    pending = [
-        number
-        for number, row in enumerate(recording.rows)
-        if row.gradfunc is not None and is_function(row.gradfunc)
-    ]
+    pending = [row for row in recording.rows if row.gradfunc and is_function(row.gradfunc)]
     while pending:
-        for _, number in located(recording.rows[pending.pop()].references):
-            row = recording.rows[number] if number >= 0 and number not in found else None
-            if row is not None and row.gradfunc is None and row.operation not in (INPUT, BUFFER):
+        for _, number in located(pending.pop().references):
+            if number < 0 or number in found:
+                continue
+            row = recording.rows[number]
+            if row.gradfunc is None and row.operation not in (INPUT, BUFFER):
                 found.add(number)
-                pending.append(number)
+                pending.append(row)
     return frozenset(found)
 
 

@@ -101,14 +101,19 @@ def to_torch(array: Any) -> torch.Tensor:
     if host.dtype == jax.dtypes.float0:
         return torch.zeros(host.shape, dtype=torch.bool)
     dtype, host = _torch_dtype(host.dtype), as_known_type(host)
-    flags = host.flags
-    if not (flags.writeable and flags.c_contiguous and min(host.strides, default=0) >= 0):
+    if not _is_plain_memory(host):
         host = np.array(host)
     if host.dtype in _AS_BYTES:
         return torch.from_numpy(host.view(_AS_BYTES[host.dtype])).view(dtype)
     if host.dtype.char in "qQ":  # numpy's `long long`, which torch does not accept
         host = host.view(f"{host.dtype.kind}8")
     return torch.from_numpy(host)
+
+
+def _is_plain_memory(array: np.ndarray) -> bool:
+    """True if torch can use the memory of an array as it is."""
+    flags = array.flags
+    return flags.writeable and flags.c_contiguous and min(array.strides, default=0) >= 0
 
 
 def as_known_type(array: Any) -> Any:

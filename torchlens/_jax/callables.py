@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torchlens._jax.arrays import is_array
 from torchlens._jax.internals import is_pmapped
 from torchlens._jax.primitive_recorder import CURRENT
 from torchlens._jax.pytrees import parts_of
+from torchlens._recording.functions import values_used_by
 from torchlens._recording.trees import Path
 
 _MAX_CLOSURES = 6
@@ -196,22 +196,10 @@ def _function_holders(function: Any, seen: set[int], depth: int) -> list[Holder]
 
 def _named_values(function: Any) -> dict[str, Any]:
     """The values of the closure variables, globals and defaults that a function uses."""
-    code = getattr(function, "__code__", None)
-    if code is None or _is_library(function):
+    if getattr(function, "__code__", None) is None or _is_library(function):
         return {}
-    named: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        with suppress(ValueError):  # the cell is empty
-            named[name] = cell.cell_contents
-    used = {name for inner in _codes(code) for name in inner.co_names}
-    named |= {name: function.__globals__[name] for name in used if name in function.__globals__}
-    return named | {f"default_{n}": value for n, value in enumerate(function.__defaults__ or ())}
-
-
-def _codes(code: Any) -> list[Any]:
-    """The code and that of the functions inside it."""
-    inner = [const for const in code.co_consts if inspect.iscode(const)]
-    return [code, *(found for const in inner for found in _codes(const))]
+    defaults = enumerate(function.__defaults__ or ())
+    return values_used_by(function) | {f"default_{n}": value for n, value in defaults}
 
 
 def _held(value: Any, name: str, seen: set[int], depth: int) -> list[Holder]:

@@ -6,10 +6,12 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
+
+from torchlens._recording.functions import values_used_by
 
 # A module of torch, a callable of JAX, or a dict or list of layers of JAX.
 Model: TypeAlias = (
@@ -71,7 +73,7 @@ def _is_of_jax(model: Any, jax: Any, depth: int) -> bool:
 def _has_jax_name(model: Any) -> bool:
     """Whether its class, or a name in its code, is of JAX or a library on top of it."""
     kinds = list(type(model).__mro__)
-    named = list(_named_in(model)) if isinstance(model, FunctionType) else []
+    named = list(values_used_by(model).values()) if isinstance(model, FunctionType) else []
     modules = [kind.__module__ for kind in (*kinds, *map(type, named))]
     return any(map(_is_jax_name, (*modules, *map(_module_of, named))))
 
@@ -85,28 +87,14 @@ def _parts(model: Any) -> list[Any]:
     if isinstance(model, MethodType):
         return [model.__self__, model.__func__]
     if isinstance(model, FunctionType):
-        inner = [value for value in _named_in(model) if isinstance(value, FunctionType)]
+        inner = [
+            value for value in values_used_by(model).values() if isinstance(value, FunctionType)
+        ]
         return [getattr(model, "__wrapped__", None), *inner]
     if isinstance(model, type | ModuleType):
         return []
     attributes = getattr(model, "__dict__", {}).values()
     return [*attributes, inspect.getattr_static(type(model), "__call__", None)]
-
-
-def _named_in(function: FunctionType) -> Iterator[Any]:
-    """What the global names and closures of a function stand for."""
-    pending = [function.__code__]
-    while pending:
-        code = pending.pop()
-        yield from (
-            function.__globals__[name] for name in code.co_names if name in function.__globals__
-        )
-        pending += [const for const in code.co_consts if isinstance(const, CodeType)]
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
 
 
 def _module_of(value: Any) -> str:

@@ -4,8 +4,10 @@ process.
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,15 +32,38 @@ def argument_names(func: Callable[..., Any]) -> tuple[str, ...]:
     if schemas:
         longest = max(schemas, key=lambda schema: len(schema.arguments))
         return tuple(argument.name for argument in longest.arguments if not argument.is_out)
-    documented = (
-        re.search(rf"\b{re.escape(name)}\(([^)]*)\)", getattr(func, "__doc__", None) or "")
-        if name
-        else None
-    )
+    return _documented_names(name, getattr(func, "__doc__", None) or "")
+
+
+def _documented_names(name: str, text: str) -> tuple[str, ...]:
+    """The arguments in the first signature of a docstring: `relu(input, inplace=False)`."""
+    documented = re.search(rf"\b{re.escape(name)}\(([^)]*)\)", text) if name else None
     if documented is None:
         return ()
     words = (part.split("=")[0].strip(" *\\") for part in documented.group(1).split(","))
     return tuple(word for word in words if word.isidentifier())
+
+
+def values_used_by(function: FunctionType) -> dict[str, Any]:
+    """The closure variables and globals that a function, or one inside it, names, with their
+    values.
+    """
+    code = function.__code__
+    named: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # the cell is empty
+            named[name] = cell.cell_contents
+    used = {name for inner in _with_inner(code) for name in inner.co_names}
+    known = used & function.__globals__.keys()
+    return named | {name: function.__globals__[name] for name in sorted(known)}
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of the functions inside it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _with_inner(const)
 
 
 class StandIn:
@@ -98,14 +123,10 @@ def reference_to(func: Any) -> Reference:
             continue
         if is_found:
             return Reference(module, path, f"{module}.{path}", names)
-    name = (
-        getattr(func, "__qualname__", None)
-        or getattr(func, "__name__", None)
-        or type(func).__name__
-    )
-    return Reference(
-        None, name, f"{getattr(func, '__module__', None) or type(func).__module__}.{name}", names
-    )
+    known = [getattr(func, attribute, None) for attribute in ("__qualname__", "__name__")]
+    name = next(filter(None, known), type(func).__name__)
+    owner = getattr(func, "__module__", None) or type(func).__module__
+    return Reference(None, name, f"{owner}.{name}", names)
 
 
 def found_again(reference: Reference) -> Any:
@@ -143,14 +164,10 @@ def _is_same(found: Any, func: Any) -> bool:
 
 def _candidates(func: Any) -> list[tuple[str, str]]:
     """Places where `func` may be found, as module and path."""
-    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        schema = (
-            func._schema.name
-            if isinstance(func, torch._ops.OpOverload)
-            else func._qualified_op_name
-        )
-        overload = f".{func._overloadname}" if isinstance(func, torch._ops.OpOverload) else ""
-        return [("torch", f"ops.{schema.replace('::', '.')}{overload}")]
+    if isinstance(func, torch._ops.OpOverload):
+        return [("torch", f"{_path_of_operator(func._schema.name)}.{func._overloadname}")]
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return [("torch", _path_of_operator(func._qualified_op_name))]
     name = getattr(func, "__name__", None)
     if not isinstance(name, str):
         return []
@@ -166,6 +183,11 @@ def _candidates(func: Any) -> list[tuple[str, str]]:
     found.append(("torch", f"Tensor.{name}"))
     found += [(namespace, name) for namespace in _NAMESPACES]
     return [*found, *(("torch", f"Tensor.{path}") for path in _names_on_tensor(func))]
+
+
+def _path_of_operator(name: str) -> str:
+    """`ops.aten.add` for `aten::add`."""
+    return f"ops.{name.replace('::', '.')}"
 
 
 def _names_on_tensor(value: Any) -> list[str]:

@@ -200,11 +200,7 @@ def _describe(func: Callable[..., Any]) -> Operation:
         return _describe_property(func, name)
     if name in _KINDS:
         return Operation(func, name, layer_type(name), _KINDS[name])
-    if (
-        isinstance(func, FunctionType)
-        and func.__module__ == "torch._tensor"
-        and name not in _PYTHON_LEAVES
-    ):
+    if _is_python_method(func) and name not in _PYTHON_LEAVES:
         return Operation(func, name, layer_type(name), Kind.INLINE)
     if name == "__setitem__":
         return Operation(func, name, layer_type(name), written=(0,), has_output=False)
@@ -223,6 +219,11 @@ def _describe(func: Callable[..., Any]) -> Operation:
         _written_arguments(name, schemas),
         _argument_names(schemas),
     )
+
+
+def _is_python_method(func: Any) -> bool:
+    """True for a method of Tensor that torch wrote in Python."""
+    return isinstance(func, FunctionType) and func.__module__ == "torch._tensor"
 
 
 def _describe_property(func: Any, accessor: str) -> Operation:
@@ -250,17 +251,23 @@ def _schemas_of(func: Any, name: str) -> list[Any]:
 
 def _written_arguments(name: str, schemas: list[Any]) -> tuple[int, ...]:
     """Positions of the arguments that are written to (`Tensor(a!) self`), `out=` aside."""
+    if not schemas:
+        return (0,) if name.endswith("_") and not name.endswith("__") else ()
+    arguments = [each for schema in schemas for each in enumerate(schema.arguments)]
+    # `sort` is also the name of what TorchScript sorts a list in place with.
+    may_be_list = name.endswith("_")
     written = {
         position
-        for schema in schemas
-        for position, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
-        # `sort` is also the name of what TorchScript sorts a list in place with.
-        and (name.endswith("_") or not str(argument.type).startswith("List"))
-    }  # fmt: skip
-    if not schemas and name.endswith("_") and not name.endswith("__"):
-        written = {0}
+        for position, argument in arguments
+        if _is_written(argument) and (may_be_list or not str(argument.type).startswith("List"))
+    }
     return tuple(sorted(written))
+
+
+def _is_written(argument: Any) -> bool:
+    """Whether an operator writes to an argument that is not `out`."""
+    alias = argument.alias_info
+    return alias is not None and alias.is_write and not argument.is_out
 
 
 def _argument_names(schemas: list[Any]) -> tuple[str, ...]:

@@ -43,9 +43,7 @@ def dense(value: Any) -> Tensor | None:
     """
     if type(value) is not Tensor:
         value = local_value(value)
-        if not isinstance(value, Tensor) or holds_others(value):
-            return None
-    if value.is_meta or value.is_nested or why_valueless(value) is not None:
+    if not isinstance(value, Tensor) or not _has_plain_numbers(value):
         return None
     value = value.detach()
     if value.layout is not torch.strided:
@@ -55,6 +53,12 @@ def dense(value: Any) -> Tensor | None:
     if value.device.type != "cpu":
         value = value.cpu()
     return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+
+def _has_plain_numbers(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor and holds_others(tensor):
+        return False
+    return not (tensor.is_meta or tensor.is_nested) and why_valueless(tensor) is None
 
 
 def comparable(value: Tensor) -> Tensor:

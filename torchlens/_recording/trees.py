@@ -71,14 +71,7 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
     if isinstance(tree, Mapping):
         return list(tree.items())
     if isinstance(tree, tuple):
-        # Named tuples, and what `torch.max(x, 0)` returns, name their items; the latter in
-        # `__match_args__` alone.
-        names = getattr(tree, "_fields", None) or getattr(tree, "__match_args__", None)
-        return (
-            list(zip(names, tree, strict=True))
-            if names and len(names) == len(tree)
-            else list(enumerate(tree))
-        )
+        return _items_of_tuple(tree)
     if isinstance(tree, list | set | frozenset | deque):
         return list(enumerate(tree))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -87,6 +80,16 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
     if node is not None:
         return _registered_children(tree, node)
     return attributes_of(tree)
+
+
+def _items_of_tuple(items: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+    """Named tuples, and what `torch.max(x, 0)` returns, name their items; the latter in
+    `__match_args__` alone.
+    """
+    names = getattr(items, "_fields", None) or getattr(items, "__match_args__", None)
+    if names and len(names) == len(items):
+        return list(zip(names, items, strict=True))
+    return list(enumerate(items))
 
 
 def _registered_children(tree: Any, node: Any) -> list[tuple[Any, Any]]:

@@ -8,7 +8,7 @@ each that still held its own value: memory written after the view was made holds
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,13 +150,7 @@ class ViewTree:
         while current is not None and current in self._views:
             read, view = self._views[entry].region, self._views[current]
             written = self._written_between(view.memory, current, time)
-            reason = None
-            if len(written) > _MOST_WRITES:
-                reason = _TOO_MANY_WRITES
-            elif any(region.item_bytes != read.item_bytes for region in (view.region, *written)):
-                reason = _OTHER_TYPE
-            elif view.region.overlaps_itself and (current != entry or written):
-                reason = _OVERLAPS
+            reason = _why_unknown(view.region, read, written, current == entry)
             if reason is not None:
                 self.missing.setdefault(current, reason)
             elif read not in written:
@@ -205,3 +199,14 @@ class ViewTree:
     def _written_between(self, memory: int, after: int, before: int) -> dict[Region, None]:
         writers, regions = self._writes.get(memory, ((), ()))
         return dict.fromkeys(regions[bisect_right(writers, after) : bisect_left(writers, before)])
+
+
+def _why_unknown(
+    view: Region, read: Region, written: Sequence[Region], is_itself: bool
+) -> str | None:
+    """Why the share of a view in a read is not known; None if it is."""
+    if len(written) > _MOST_WRITES:
+        return _TOO_MANY_WRITES
+    if any(region.item_bytes != read.item_bytes for region in (view, *written)):
+        return _OTHER_TYPE
+    return _OVERLAPS if view.overlaps_itself and (not is_itself or written) else None
