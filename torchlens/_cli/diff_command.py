@@ -54,33 +54,27 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    json_file = (
-        None if arguments.json is None else checked_file("--json", arguments.json, "diff.json")
-    )
-    page = None if arguments.html is None else checked_file("--html", arguments.html, "diff.html")
-    reference, candidate = (
-        _history(text, arguments.call) for text in (arguments.reference, arguments.candidate)
-    )
-    mapping = None if arguments.map is None else _mapping(arguments.map)
+    # Before the models run: a path that cannot be written to is an error.
+    files = _checked("--json", arguments.json), _checked("--html", arguments.html)
     found = diff(
-        reference,
-        candidate,
+        _history(arguments.reference, arguments.call),
+        _history(arguments.candidate, arguments.call),
         tolerance=arguments.tolerance,
-        mapping=mapping,
+        mapping=None if arguments.map is None else _mapping(arguments.map),
         isolate=arguments.isolate,
     )
     if not arguments.quiet:
         say(found.text(width(), is_colored()))
-    written = []
-    if json_file is not None:
-        found.to_json(json_file)
-        written.append(json_file)
-    if page is not None:
-        found.explore(page)
-        written.append(page)
-    for path in written if not arguments.quiet else ():
-        say(f"Wrote {printable(str(path))}")
+    for path, write in zip(files, (found.to_json, found.explore), strict=True):
+        if path is not None:
+            write(path)
+            if not arguments.quiet:
+                say(f"Wrote {printable(str(path))}")
     return 0 if found.ok else 1
+
+
+def _checked(option: str, path: Path | None) -> Path | None:
+    return None if path is None else checked_file(option, path, f"diff.{option[2:]}")
 
 
 def _history(text: str, call: int | None) -> ModelHistory:

@@ -8,7 +8,7 @@ each that still held its own value: memory written after the view was made holds
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,7 +202,7 @@ class ViewTree:
 
 
 def _why_unknown(
-    view: Region, read: Region, written: Sequence[Region], is_itself: bool
+    view: Region, read: Region, written: Collection[Region], is_itself: bool
 ) -> str | None:
     """Why the share of a view in a read is not known; None if it is."""
     if len(written) > _MOST_WRITES:
