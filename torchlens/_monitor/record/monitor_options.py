@@ -80,20 +80,19 @@ def _checked_kinds(log: Any) -> frozenset[str]:
     kinds = [log] if isinstance(log, str) else list(log) if isinstance(log, Iterable) else None
     if kinds is None:
         raise TypeError(f"log must be a list of {one_of(KINDS)}, got {got(log)}.")
-    kinds = [
-        own
-        for kind in kinds
-        for own in (LOG_WORDS.get(kind, (kind,)) if isinstance(kind, str) else (kind,))
-    ]
-    if "*" in kinds or "all" in kinds:
-        return frozenset(KINDS)
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ValueError(
-                f"log must be made of {one_of(KINDS)}, got {got(kind)}. "
-                f"{did_you_mean(kind, KINDS)}".rstrip()
-            )
-    return frozenset(kinds)
+    found = frozenset(own for kind in kinds for own in _kinds_named(kind))
+    return frozenset(KINDS) if found & {"*", "all"} else found
+
+
+def _kinds_named(kind: Any) -> tuple[str, ...]:
+    """The kinds that a word stands for; it may be a kind itself."""
+    named = LOG_WORDS.get(kind, (kind,)) if isinstance(kind, str) else ()
+    if not named or not {*KINDS, "*", "all"}.issuperset(named):
+        raise ValueError(
+            f"log must be made of {one_of(KINDS)}, got {got(kind)}. "
+            f"{did_you_mean(kind, KINDS)}".rstrip()
+        )
+    return named
 
 
 def _checked_sinks(sinks: Any) -> tuple[Sink, ...]:

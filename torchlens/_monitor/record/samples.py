@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from torchlens._capture.memory.process_memory import memory_at
-from torchlens._recording.wrappers import local_value, why_valueless
+from torchlens._health.tensor_statistics import has_numbers, stored_values
+from torchlens._recording.wrappers import local_value
 
 SAMPLE_SIZE = 1024
 PLAIN_TYPES: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -191,21 +192,13 @@ class Sampler:
 def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     """(tensor to sample, number of elements not stored) of a tensor with an unusual class, layout
     or dtype; None if it cannot be sampled."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or why_valueless(tensor) is not None:
+    if not has_numbers(tensor):
         return None
-    tensor = stored = local_value(tensor)
-    if tensor.is_nested:
-        stored = tensor.values() if tensor.layout is torch.jagged else tensor.view(-1)
-    elif tensor.layout is torch.sparse_coo:
-        stored = tensor.coalesce().values()
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        stored = tensor.values()
-    if stored.layout is not torch.strided or stored.is_quantized:
-        return None
-    num_absent = 0 if tensor.is_nested else tensor.numel() - stored.numel()
+    whole, stored = local_value(tensor), stored_values(tensor)
+    num_absent = 0 if whole.is_nested else whole.numel() - stored.numel()
     if stored.is_complex():
         stored, num_absent = torch.view_as_real(stored.resolve_conj()), 2 * num_absent
-    if stored.dtype not in _FLOATS:  # 8-bit types, which support few operations
+    if stored.dtype not in _FLOATS:  # types that support few operations
         stored = stored.float()
     return stored.as_subclass(torch.Tensor), num_absent
 
@@ -220,30 +213,29 @@ def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
     dtype = _NUMPY_FLOATS.get(tensor.dtype)
     by_numpy = uses_numpy and tensor.is_cpu and dtype is not None
     size = tensor.element_size()
-    places = numpy_places = None
-    if count > SAMPLE_SIZE:
-        stretch = count / SAMPLE_SIZE
-        numbers = ((np.arange(SAMPLE_SIZE) + _JITTER) * stretch).astype(np.int64)
-        numpy_places = np.minimum(numbers, count - 1)
-        places = torch.from_numpy(numpy_places).to(tensor.device)
+    numpy_places = None if count <= SAMPLE_SIZE else _places_of_sample(count)
+    places = None if numpy_places is None else torch.from_numpy(numpy_places).to(tensor.device)
     memory_size, spread = count, None
     if not is_flat:
-        memory_size = 1 + sum(
-            (length - 1) * stride for length, stride in zip(shape, strides, strict=True)
-        )
-        numpy_places = _places_in_memory(
-            np.arange(count) if numpy_places is None else numpy_places, shape, strides
-        )
-        once = [
-            (length, stride * size) for length, stride in zip(shape, strides, strict=True) if stride
-        ]
-        spread = tuple(length for length, _ in once), tuple(stride for _, stride in once)
+        axes = [axis for axis in zip(shape, strides, strict=True) if axis[1]]
+        memory_size = 1 + sum((length - 1) * stride for length, stride in axes)
+        sampled = np.arange(count) if numpy_places is None else numpy_places
+        numpy_places = _places_in_memory(sampled, shape, strides)
+        lengths, steps = zip(*axes, strict=True) if axes else ((), ())
+        spread = lengths, tuple(stride * size for stride in steps)
     has_range = is_flat or by_numpy or count <= _MOST_STRIDED
     return Plan(
         shape, strides, count, places, is_flat, is_contiguous, has_range, by_numpy, size, dtype,
         numpy_places, memory_size,
         spread,
     )  # fmt: skip
+
+
+def _places_of_sample(count: int) -> np.ndarray:
+    """Which of `count` elements a sample has."""
+    numbers = ((np.arange(SAMPLE_SIZE) + _JITTER) * (count / SAMPLE_SIZE)).astype(np.int64)
+    places: np.ndarray = np.minimum(numbers, count - 1)
+    return places
 
 
 def _places_in_memory(

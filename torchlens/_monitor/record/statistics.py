@@ -39,6 +39,7 @@ _MOST_ROWS = 64
 # (number of the series, sample, earlier sample or None). With an earlier sample, the series records
 # the change from it.
 Observation = tuple[int, Sample, Sample | None]
+_Key = tuple[int, int]  # what is described once: ids of a sample and of the earlier one
 
 
 class _SampleSource(NamedTuple):
@@ -60,23 +61,12 @@ def summarized(
     if not observations:
         return merged([])
     keys = [(id(sample), id(before)) for _, sample, before in observations]
-    sources = {
-        key: _SampleSource(
-            sample, _values(sample, before), before is None and sample.low is not None
-        )
-        for key, (_, sample, before) in dict(zip(keys, observations, strict=True)).items()
-    }
-    short = [key for key, source in sources.items() if len(source.values) <= _WIDTHS[0]]
-    long = [key for key, source in sources.items() if len(source.values) > _WIDTHS[0]]
-    parts = [
-        _described([sources[key] for key in group[start : start + _MOST_ROWS]], width)
-        for group, width in zip((short, long), _WIDTHS, strict=True)
-        for start in range(0, len(group), _MOST_ROWS)
-    ]
-    row_of = {key: row for row, key in enumerate([*short, *long])}
-    rows = [row_of[key] for key in keys]
-    columns = columns_of(*map(np.concatenate, zip(*parts, strict=True))).taken(rows)
-
+    sources: dict[_Key, _SampleSource] = {}
+    for key, (_, sample, before) in zip(keys, observations, strict=True):
+        if key not in sources:
+            has_range = before is None and sample.low is not None
+            sources[key] = _SampleSource(sample, _values(sample, before), has_range)
+    columns = _columns_of_sources(sources, keys)
     columns.series[:] = [number for number, _, _ in observations]
     values = [sources[key].values for key in keys]
     if activity is not None:
@@ -87,6 +77,20 @@ def summarized(
             low, high = limits[number]
             columns.saturated[row] = np.count_nonzero((own <= low) | (own >= high)) / len(own)
     return merged([columns])
+
+
+def _columns_of_sources(sources: Mapping[_Key, _SampleSource], keys: Sequence[_Key]) -> Columns:
+    """One row for each of the keys, in order; each source is described once."""
+    short = [key for key, source in sources.items() if len(source.values) <= _WIDTHS[0]]
+    long = [key for key, source in sources.items() if len(source.values) > _WIDTHS[0]]
+    parts = [
+        _described([sources[key] for key in group[start : start + _MOST_ROWS]], width)
+        for group, width in zip((short, long), _WIDTHS, strict=True)
+        for start in range(0, len(group), _MOST_ROWS)
+    ]
+    row_of = {key: row for row, key in enumerate([*short, *long])}
+    columns = columns_of(*map(np.concatenate, zip(*parts, strict=True)))
+    return columns.taken([row_of[key] for key in keys])
 
 
 def _values(sample: Sample, before: Sample | None) -> np.ndarray:

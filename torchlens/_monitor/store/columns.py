@@ -183,10 +183,7 @@ def merged(parts: Sequence[Columns]) -> Columns:
         return empty_columns()
     if len(parts) == 1 and bool((parts[0].series[1:] > parts[0].series[:-1]).all()):
         return parts[0]
-    together = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in (*_NAMES, "codes", "counts")
-    }
+    together = _concatenated(parts)
     series, place = np.unique(together["series"], return_inverse=True)
     size = len(series)
     rows = np.zeros(size, ROW)
@@ -208,6 +205,12 @@ def merged(parts: Sequence[Columns]) -> Columns:
     np.add.at(counts, where, together["counts"])
     rows["num_bins"] = np.bincount(found // NUM_BINS, minlength=size)
     return columns_of(rows, (found % NUM_BINS).astype("<u2"), counts)
+
+
+def _concatenated(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
+    """The columns of all parts, by name, one after the other."""
+    names = (*_NAMES, "codes", "counts")
+    return {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
 
 
 def _ranges(

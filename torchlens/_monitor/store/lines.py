@@ -256,14 +256,18 @@ def _parse_step(value: dict[str, Any]) -> Step:
     rows = _array(value["rows"], ROW)
     codes = _array(value["codes"], np.dtype("<u2"))
     counts = _array(value["counts"], np.dtype(f"<u{value['width']}")).astype("<u8")
+    _check_rows(rows, codes, counts)
+    columns = columns_of(rows, codes, counts)
+    return Step(first, last, count, float(value["time"]), offered, dropped, columns)
+
+
+def _check_rows(rows: np.ndarray, codes: np.ndarray, counts: np.ndarray) -> None:
     if int(rows["num_bins"].sum(dtype=np.int64)) != len(codes) or len(codes) != len(counts):
         raise ValueError("its rows do not fit its bins")
     if (np.diff(rows["series"].astype("i8")) <= 0).any():
         raise ValueError("its series are not in order")
     if len(codes) and int(codes.max()) >= NUM_BINS:
         raise ValueError("it has bins that do not exist")
-    columns = columns_of(rows, codes, counts)
-    return Step(first, last, count, float(value["time"]), offered, dropped, columns)
 
 
 def _text(array: np.ndarray) -> str:
