@@ -4,6 +4,7 @@ candidate.
 
 import json
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def run(arguments: Namespace) -> int:
     )
     if not arguments.quiet:
         say(found.text(width(), is_colored()))
-    for path, write in zip(files, (found.to_json, found.explore), strict=True):
+    writers: list[Callable[[Path], object]] = [found.to_json, found.explore]
+    for path, write in zip(files, writers, strict=True):
         if path is not None:
             write(path)
             if not arguments.quiet:

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -197,10 +197,7 @@ class PrimitiveRecorder:
         else:
             code, instruction = self.places.traced(context.traceback)
         references = tuple(map(self._reference, args))
-        rest = tuple(
-            self._constant(arg) if number is None else None
-            for arg, number in zip(args, references, strict=True)
-        )
+        rest = self._constants(args, references)
         dtypes = tuple(getattr(arg, "dtype", None) for arg in args)
         call = self.module_call_of(context)
         operation = operation_of(primitive, dtypes, self.is_backward)
@@ -223,6 +220,13 @@ class PrimitiveRecorder:
     def _reference(self, arg: Any) -> int | None:
         number = self._entry_of_id.get(id(arg))
         return self.find(arg) if number is None else number
+
+    def _constants(self, args: Any, references: Sequence[int | None]) -> tuple[Any, ...]:
+        """The arguments that are no entries; None in place of the others."""
+        return tuple(
+            self._constant(arg) if number is None else None
+            for arg, number in zip(args, references, strict=True)
+        )
 
     def _constant(self, arg: Any) -> Any:
         number = self._numbers.get(id(arg))

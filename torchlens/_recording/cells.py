@@ -14,6 +14,7 @@ among those of the lattice is then a box: a range with a step on each axis.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import gcd, inf, prod
 from typing import Any, NamedTuple
 
@@ -167,11 +168,19 @@ def _strides_for(regions: list[Region]) -> list[int]:
         if len(chosen) < _MOST_AXES:
             (chosen if _fits(stride, chosen) else rejected).append(stride)
     for stride in rejected:
-        smaller = max(other for other in chosen if other < stride)
-        common = gcd(stride, min((other for other in chosen if other > stride), default=0))
-        if smaller < common and not common % smaller and len(chosen) < _MOST_AXES:
+        common = _common_divisor(stride, chosen)
+        if common is not None and len(chosen) < _MOST_AXES:
             chosen.append(common)
     return sorted(chosen)
+
+
+def _common_divisor(stride: int, chosen: list[int]) -> int | None:
+    """The greatest common divisor of a stride and the next larger one; None if the next smaller
+    one does not divide it.
+    """
+    smaller = max(other for other in chosen if other < stride)
+    common = gcd(stride, min((other for other in chosen if other > stride), default=0))
+    return common if smaller < common and not common % smaller else None
 
 
 def _byte_strides(region: Region) -> list[int]:
@@ -218,15 +227,17 @@ def cells_of(regions: Sequence[Region]) -> Cells:
         else:
             boxes[region] = own
     cells = None if odd else _from_boxes(boxes)
-    if cells is None and sum(map(_num_runs, regions)) <= _MOST_RUNS:
+    if cells is not None:
+        return cells
+    if sum(map(_num_runs, regions)) <= _MOST_RUNS:
         return _from_runs(regions)
-    if cells is None:
-        boxes.update({region: lattice.boxes(region.filled()) or [] for region in odd})
-        cells = _from_boxes(boxes, odd)
-    if cells is None:
-        odd = [region for region in regions if _num_runs(region) * len(regions) > _MOST_RUNS]
-        cells = _from_runs(regions, odd)
-    return cells
+    for region in odd:
+        boxes[region] = lattice.boxes(region.filled()) or []
+    cells = _from_boxes(boxes, odd)
+    if cells is not None:
+        return cells
+    most = _MOST_RUNS / len(regions)
+    return _from_runs(regions, [region for region in regions if _num_runs(region) > most])
 
 
 # -- boxes
@@ -238,8 +249,7 @@ def _is_too_fine(boxes: list[Box]) -> bool:
 
 def _from_boxes(boxes: dict[Region, list[Box]], inexact: Iterable[Region] = ()) -> Cells | None:
     """The cells for these boxes; None if there are too many."""
-    num_axes = max((len(box) for own in boxes.values() for box in own), default=0)
-    axes = [_cuts({box[axis] for own in boxes.values() for box in own}) for axis in range(num_axes)]
+    axes = [_cuts(set(places)) for places in zip(*chain.from_iterable(boxes.values()), strict=True)]
     if prod(map(len, axes)) > _MOST_CELLS:
         return None
     divided = [(axis, cuts) for axis, cuts in enumerate(axes) if len(cuts) > 2]

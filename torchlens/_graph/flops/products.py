@@ -1,6 +1,6 @@
 """Formulas of matrix products and convolutions."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from torchlens._graph.flops.shaped_call import (
@@ -119,9 +119,8 @@ def _einsum(call: ShapedCall) -> Iterator[Product]:
     """Operands are multiplied two at a time: from left to right, or along the path that torch was
     given. An index that only one of the two has, and that is not kept, is summed before.
     """
-    locations = call.inside(1, "operands") or [
-        location for location in call.shapes if location not in (0, "equation")
-    ]
+    given = [location for location in call.shapes if location not in (0, "equation")]
+    locations = call.inside(1, "operands") or given
     shapes = [call.shapes[own] for own in locations]
     terms, result = _parse(call.value(0, "equation"), shapes)
     sizes = _index_sizes(terms, shapes)
@@ -134,11 +133,18 @@ def _einsum(call: ShapedCall) -> Iterator[Product]:
         second, first = (factors.pop(at) for at in sorted(path[:2] or (0, 1), reverse=True))
         del path[:2]
         kept = result.union(*(indices for indices, _ in factors))
-        summed = (first[0] & second[0]) - kept
-        count = prod(sizes[index] for index in (first[0] | second[0]) & (kept | summed))
-        has_sums = any(sizes[index] > 1 for index in summed)
-        yield Product(2 * count if has_sums else count, (first[1], second[1]))
+        count = _num_operations(first[0], second[0], kept, sizes)
+        yield Product(count, (first[1], second[1]))
         factors.insert(made_at, ((first[0] | second[0]) & kept, first[1] + second[1]))
+
+
+def _num_operations(
+    first: set[_Index], second: set[_Index], kept: set[_Index], sizes: Mapping[_Index, int]
+) -> int:
+    """The multiplications of two factors, and as many additions if an index is summed over."""
+    summed = (first & second) - kept
+    count = prod(sizes[index] for index in (first | second) & (kept | summed))
+    return 2 * count if any(sizes[index] > 1 for index in summed) else count
 
 
 def _index_sizes(terms: Iterable[list[_Index]], shapes: Iterable[Shape]) -> dict[_Index, int]:
