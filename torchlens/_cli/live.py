@@ -1,4 +1,4 @@
-"""Histories that a command is given: a file, or a name in the user's own code that leads to one."""
+"""Finds the history that an argument of a command names: a file, or a name in the user's own code."""
 
 import importlib
 import importlib.util
@@ -21,8 +21,8 @@ _ACCEPTED = "a history, (model, input), or a function without arguments that ret
 
 
 def history_of(text: str) -> ModelHistory:
-    """The history in a file; or of `module:name` or `file.py:name`: a history, (model, input), or a
-    function giving one.
+    """The history in a file, or at `module:name` or `file.py:name`: a history, (model, input), or a
+    function that returns one of these.
     """
     if not _is_name(text):
         return load(text)
@@ -44,10 +44,10 @@ def is_pair(found: Any) -> bool:
 
 
 def called(text: str, function: Callable[[], Any]) -> Any:
-    """What the user's function gives; what it raises, with where that was."""
+    """The result of the user's function; its errors say where they were raised."""
     try:
         return function()
-    except (TorchLensError, RuntimeError):  # tell enough themselves, or are shown whole
+    except (TorchLensError, RuntimeError):  # these say enough themselves, or are shown whole
         raise
     except Exception as error:
         raise ValueError(
@@ -87,7 +87,7 @@ def _is_name(text: str) -> bool:
 
 
 def named_object(text: str) -> Any:
-    """What stands at `module:name` or `file.py:name`, looked for in the current folder, too."""
+    """The object at `module:name` or `file.py:name`, searched for in the current folder, too."""
     place, _, name = text.rpartition(":")
     module = _imported(place)
     found: Any = module

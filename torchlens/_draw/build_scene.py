@@ -1,4 +1,4 @@
-"""From a history to a scene."""
+"""Builds the scene of a history: its nodes, edges and boxes, in words and colours."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -96,7 +96,9 @@ def _caption(log: Log) -> tuple[str, ...]:
 
 
 def _resolved(overrides: Any, *about: Any) -> dict[str, Any]:
-    """The attributes the caller wants, asked for this one thing; None leaves an attribute alone."""
+    """The attributes that the caller's overrides give for one thing; those that are None are left
+    out.
+    """
     if overrides is None:
         return {}
     wanted = overrides(*about) if callable(overrides) else overrides
@@ -293,7 +295,9 @@ class _Builder:
     # ----------------------------------------------------------------------------------------------
 
     def _box(self, path: tuple[int, ...]) -> int:
-        """The number of the innermost box of a path, made with those around it when first met."""
+        """The number of the innermost box of a path; makes it, and those around it, if they are
+        new.
+        """
         calls, parent = self.log.recording.module_calls, -1
         for depth, call in enumerate(path):
             key: Any = (

@@ -58,7 +58,7 @@ class Drawing:
         return render(self.source, fileformat)
 
     def _lay_out(self) -> Layout:
-        """Where everything will be. On which side titles stand changes nothing else."""
+        """The layout. It does not depend on the side of the titles."""
         if self._layout is None:
             self._layout = lay_out(self.source)
         return self._layout
@@ -155,7 +155,7 @@ def _within_page(history: Any, options: DrawOptions, drawing: Drawing, longest: 
             layout = drawing._lay_out()
             if max(layout.width, layout.height) <= longest:
                 break
-        except DrawingError:  # it is told where the picture is made
+        except DrawingError:  # it is raised again where the picture is made
             break
         num_nodes = max(num_nodes // 2, _FEWEST_ON_A_LONG_SIDE)
         reason = (

@@ -1,4 +1,6 @@
-"""What becomes one node: an entry, a layer, a module, a run of operations."""
+"""Groups entries into items, each drawn as one node: an entry, a layer, a module, a run of
+operations.
+"""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field

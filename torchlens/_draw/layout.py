@@ -1,7 +1,7 @@
-"""Where Graphviz puts things, and where the titles of frames go so that no edge runs through them.
+"""Reads Graphviz's layout, and moves the titles of frames so that no edge runs through them.
 
-Graphviz leads edges around nodes, not around titles. Where a title is does not change the layout,
-so the layout can be made first.
+Graphviz routes edges around nodes, not around titles. Titles do not change the layout, so the
+layout can be made first.
 """
 
 import json
@@ -18,9 +18,7 @@ _APART = 2.0  # points between a title and an edge
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A box as it will be drawn, in points: its sides, and where its title stands (the middle) with
-    its size.
-    """
+    """A box as it will be drawn, in points: its sides, and the centre and size of its title."""
 
     left: float
     right: float
@@ -32,9 +30,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is known of a picture before it is made: `frames` by the number of the box, and `points`
-    along the edges.
-    """
+    """The layout of a picture: `frames` by the number of the box, and `points` along the edges."""
 
     width: float
     height: float

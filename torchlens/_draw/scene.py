@@ -6,7 +6,7 @@ from typing import Any
 
 
 class NodeShape(Enum):
-    """What a node's outline says."""
+    """The outlines of nodes, by what a node is."""
 
     OPERATION = "oval"
     MODULE_OUTPUT = "box"  # the output of a module without modules inside
@@ -15,7 +15,7 @@ class NodeShape(Enum):
 
 
 class EdgeKind(Enum):
-    """What an edge stands for."""
+    """The kinds of edges."""
 
     FORWARD = "forward"  # a value that is read
     GRADIENT = "gradient"
@@ -54,11 +54,9 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One module around nodes and other boxes. `parent` is the number of the box it is in, -1 if in
-    none.
-
-    The title stands at the left ('l'), the right or in the middle ('c'); `title_room` is kept free
-    for it, in points.
+    """One module around nodes and other boxes. `parent` is the number of the box around it, -1 if
+    there is none. The title is at the left ('l'), at the right ('r') or in the middle ('c');
+    `title_room` points are kept free for it.
     """
 
     title: str

@@ -79,13 +79,13 @@ def _model(history: Any) -> dict[str, Any]:
 
 
 def _node_parts(log: Log) -> Iterator[list[_Record]]:
-    """All nodes, some at a time: a million of them take gigabytes."""
+    """All nodes, in parts: a million at once would take gigabytes of memory."""
     for entries in ManyEntries(log, range(len(log.graph.recorded))).in_parts():
         yield without_collector(partial(_nodes, entries))
 
 
 def _layer_parts(log: Log) -> Iterator[list[_Record]]:
-    """The same of the layers."""
+    """All layers, in parts."""
     for start in range(0, len(log.graph.layers), _LAYERS_PER_PART):
         yield without_collector(
             partial(_layers, log, log.graph.layers[start : start + _LAYERS_PER_PART])
@@ -204,11 +204,9 @@ def _failure(log: Log) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say of a value: itself, or how Python prints it (a symbolic size is its
-    expression).
-
-    A function goes by its name, since Python prints where in memory it is. Long text is cut, as in
-    a file of `save`.
+    """A value as JSON: itself, or its `repr` (a symbolic size is its expression). A function is its
+    name, because its `repr` contains an address in memory. Long text is cut, as in a file of
+    `save`.
     """
     if type(value) is float:
         return value if math.isfinite(value) else repr(value)

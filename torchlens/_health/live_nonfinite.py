@@ -67,8 +67,8 @@ class NonFiniteFindings:
         self._last_checked = step
 
     def _hints(self, step: int, has_stepped: bool) -> tuple[str, str]:
-        """What to say of parameters that are not finite when the step begins, and of buffers and
-        parameters that do not learn.
+        """The explanations for parameters that are not finite when the step begins, and for buffers
+        and parameters that do not learn.
         """
         if step == 1:
             return _FROM_THE_START, _FROM_THE_START

@@ -477,7 +477,7 @@ class Origins:
         return found
 
     def is_unheard_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a value of unknown origin is broken and no finding can be the cause."""
+        """Whether a value of unknown origin has NaN or +Inf that no finding can have caused."""
         return (
             not (self.found or self._is_state_broken or self._suspects)
             and has_nonfinite(tensor)

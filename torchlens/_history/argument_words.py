@@ -75,7 +75,7 @@ def _is_device(value: Any) -> bool:
 
 
 def argument_position(row: Row, location: Any) -> Any:
-    """Where an argument stands, however it was given: the position of a keyword."""
+    """The position of an argument, also of one that was given by keyword."""
     head, *rest = location if isinstance(location, tuple) else (location,)
     names, _ = _signature(row.operation.func)
     if isinstance(head, str) and head in names:

@@ -1,8 +1,7 @@
-"""A log as it goes into a pickle and comes out again, and as it is copied.
+"""Pickles and copies a log. The result has the same values, gradients, labels and fields.
 
-It comes out the same: values, gradients, labels and all fields. Its tensors are part of no autograd
-graph any more, its functions are found again by name, and what the code said is kept in place of
-the code. The graph goes along, so that labels do not depend on anything that is left behind.
+Its tensors are in no autograd graph. Functions are pickled by name, and lines of source instead of
+code objects. The graph is pickled too, so that labels do not depend on anything that is not.
 """
 
 import copy
@@ -41,9 +40,7 @@ _LIVE = ("watch", "_reaching", "_sent")
 
 
 class Format:
-    """Stands first in a pickle, and stops the reading if what follows was written in another
-    form.
-    """
+    """The first object of a pickle: raises when it is read if the rest has another format."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _check_format, (_NUMBER, _layout(), installed_version("torchlens"))
@@ -60,7 +57,7 @@ def _check_format(number: int, layout: int, written_by: str) -> None:
 
 
 def _layout() -> int:
-    """A number that changes when what is kept gets other fields."""
+    """A number that changes when the pickled classes get other fields."""
     names = [f"{kind.__name__} {' '.join(_field_names(kind))}" for kind in _KEPT]
     return zlib.crc32("\n".join(names).encode())
 
@@ -70,7 +67,7 @@ def _field_names(kind: Any) -> Iterable[str]:
 
 
 def portable_options(options: CaptureOptions | None) -> CaptureOptions | None:
-    """What was asked for, without what cannot be pickled of it."""
+    """The options of the log, without those that cannot be pickled."""
     if options is None:
         return None
     transform = options.transform
@@ -145,7 +142,7 @@ def changed_entries(recording: Recording) -> set[int]:
 
 
 def _settled(recording: Recording, changed: set[int]) -> Recording:
-    """Reads the versions again: these are other tensors."""
+    """Reads the version counters of the new tensors."""
     recording.versions = [
         CHANGED if number in changed else version_of(value) if isinstance(value, Tensor) else -1
         for number, value in enumerate(recording.values)
@@ -154,7 +151,7 @@ def _settled(recording: Recording, changed: set[int]) -> Recording:
 
 
 class _Gradients:
-    """What was collected in backward passes, without the hooks that did so."""
+    """The gradients of backward passes, without the hooks that collected them."""
 
     def __init__(self, gradients: Gradients, packer: Packer) -> None:
         own = {number: packer.pack(gradient) for number, gradient in gradients.items()}

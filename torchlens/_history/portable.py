@@ -1,12 +1,11 @@
-"""Values on their way into a copy: a pickle, a file of `torch.save`, another process, a deep copy.
+"""Prepares values for a copy: a pickle, a file of `torch.save`, another process, a deep copy.
 
-Each class here stands for one value. Pickling it makes, where the pickle is read, the value again;
-so does copying it deeply. What cannot come along (a lambda, an object whose class is not known
-there) is replaced by a `StandIn`.
+`Packer` replaces each value by an object of a class below, which pickles, and copies deeply, as
+that value. A `StandIn` replaces what cannot be pickled (a lambda) and what cannot be read (an
+object whose class is not known there).
 
-Tensors come out of their autograd graph. Those that share memory still do, which `pickle` by itself
-would not see to: it would write the whole memory once for each view. Many small tensors are written
-as one.
+Tensors leave their autograd graph. Those that share memory share it in the copy; `pickle` alone
+would write the whole memory once for each view. Many small tensors are written as one.
 """
 
 import copy
@@ -54,9 +53,7 @@ _ALIGNED = 16  # bytes: a multiple of the size of every dtype
 
 
 class Packer:
-    """Packs the values of one log, so that what is one object, or one piece of memory, stays
-    one.
-    """
+    """Packs the values of one log. Values that are one object, or share memory, do so in the copy."""
 
     def __init__(self, params: Iterable[Parameter] = ()) -> None:
         self.params = list(params)
@@ -68,7 +65,7 @@ class Packer:
         self._codes: dict[tuple[int, int], _Code] = {}
 
     def pack(self, value: Any) -> Any:
-        """What to put into a copy in place of `value`. `finish` makes it ready."""
+        """The object that replaces `value` in a copy. Call `finish` before it is pickled."""
         kind = type(value)
         if kind in _ATOMS:
             return value
@@ -124,7 +121,7 @@ class Packer:
         return _Subclass(kind, packed, {} if kind is Parameter else vars(tensor))
 
     def code(self, code: CodeType | None, instruction: int) -> Any:
-        """What to put in place of a place in the user's code."""
+        """The object that replaces a place in the user's code."""
         if code is None:
             return None
         key = (id(code), instruction)
@@ -133,7 +130,7 @@ class Packer:
         return self._codes[key]
 
     def finish(self) -> None:
-        """All is packed: decides what is written together."""
+        """Decides which small storages are written together. Call it once, after all values."""
         pools: dict[torch.device, _Pool] = {}
         for storage in self._storages.values():
             if storage.num_bytes <= _SMALL:
@@ -148,7 +145,7 @@ class Packer:
 
 
 class _Storage:
-    """The part of a piece of memory that is looked at."""
+    """The part of a storage that the packed tensors use."""
 
     def __init__(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
         self.device = storage.device
@@ -167,7 +164,7 @@ class _Storage:
         return max(0, self.end - self.start)
 
     def numbers(self) -> Tensor:
-        """What is looked at, byte by byte."""
+        """The bytes of that part, as a tensor."""
         empty = torch.empty(0, dtype=torch.uint8, device=self.device)
         return empty.set_(self._storage, self.start, (self.num_bytes,), (1,))
 
@@ -187,7 +184,7 @@ class _Storage:
 
 
 class _Pool:
-    """The memory of many small tensors, one after the other."""
+    """The storages of many small tensors, joined into one tensor."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -195,7 +192,7 @@ class _Pool:
         self._numbers: Tensor | None = None
 
     def add(self, part: _Storage) -> int:
-        """Where in the pool it stands."""
+        """Adds a storage; returns its offset in the pool."""
         start = self.num_bytes
         self._parts.append(part)
         self.num_bytes += part.num_bytes
@@ -217,7 +214,7 @@ def _storage_of(flat: Tensor) -> torch.UntypedStorage:
 
 
 class _Tensor:
-    """A tensor that looks at memory."""
+    """A plain tensor: a view of a `_Storage`."""
 
     def __init__(self, tensor: Tensor, memory: _Storage) -> None:
         self._tensor = tensor
@@ -262,7 +259,7 @@ def _rebuilt_tensor(
 
 
 class _Unusual:
-    """A tensor that torch knows how to pickle: sparse, nested, quantized, without values."""
+    """A tensor that torch pickles itself: sparse, nested, quantized, or on the meta device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -279,11 +276,11 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 class _Fake:
-    """A tensor that stands for one that does not exist, in the mode that it was made by.
+    """A fake tensor. Its pickle is a tensor on the meta device, or a `StandIn` if its sizes are
+    symbolic.
 
-    Not even a deep copy may copy the mode: torch gives back the memory that the mode knows once for
-    each copy (torch 2.13). Pickled it is one on the meta device; one with symbolic sizes is left
-    behind.
+    A deep copy must not copy its mode: torch would free the memory that the mode holds once for
+    each copy (torch 2.13).
     """
 
     def __init__(self, tensor: FakeTensor) -> None:
@@ -321,7 +318,7 @@ def _meta_tensor(
 
 
 class _Subclass:
-    """A tensor of a class of its own; a plain one where that is not known."""
+    """A tensor of a subclass; it is read as a plain tensor where the class is not known."""
 
     def __init__(self, kind: type, plain: _Tensor, attributes: dict[str, Any]) -> None:
         self._parts: tuple[Any, ...] = (
@@ -347,13 +344,15 @@ def _rebuilt_subclass(kind: Any, plain: Tensor, attributes: Any) -> Tensor:
 
 
 def _packed_parameter(param: Parameter) -> Any:
-    """A parameter goes as it is: pickled together with its model, it stays the model's."""
+    """A parameter is pickled itself, so that a history and its model, pickled together, still share
+    it.
+    """
     if isinstance(param, FakeTensor):
         return _Fake(param)
     if type(param).__module__.partition(".")[0] == "torch":
         if all(type(value) in _ATOMS for value in vars(param).values()):
             return param
-        if type(param) is Parameter:  # what others hung on it stays behind
+        if type(param) is Parameter:  # without the attributes that other code has set on it
             return Parameter(param.detach(), param.requires_grad)
     with torch._C.DisableTorchFunctionSubclass():
         empty = torch.empty(param.shape, dtype=param.dtype, device="meta")
@@ -365,7 +364,7 @@ def _packed_parameter(param: Parameter) -> Any:
 
 
 class _Function:
-    """A function or class, by name."""
+    """A function or class, which is pickled by name."""
 
     def __init__(self, func: Any) -> None:
         self._func = func
@@ -389,7 +388,7 @@ class _Code:
 
 
 class _Object:
-    """Anything else: a pickle inside the pickle, so that the rest can be read where this cannot."""
+    """Any other object: pickled inside the pickle, so that the rest can be read where this cannot."""
 
     def __init__(self, value: Any, instead: Any = None) -> None:
         self._value = value
@@ -435,7 +434,7 @@ def _stand_in(text: str, reason: str, instead: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """How it prints, cut where that is long."""
+    """The `repr` of a value, shortened."""
     try:
         text = repr(value)
     except Exception:  # the object's own `__repr__`

@@ -146,7 +146,7 @@ def write_page(text: str, target: Path | None) -> Exploration:
 
 
 def _safe_json(data: Any) -> str:
-    """JSON that cannot end the script element it stands in, nor break a line of JavaScript."""
+    """JSON that cannot end the script element around it, nor break a line of JavaScript."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")

@@ -157,7 +157,7 @@ class LoggedSteps:
         return is_new and not self._ledger.modules.is_compiled
 
     def _is_in_depth(self, module: torch.nn.Module) -> bool:
-        """Whether its operations are to be in the records."""
+        """Whether the operations of a call of this module become records."""
         return self._ledger.options.is_operation_level and module is self._ledger.model
 
     def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -202,7 +202,7 @@ class LoggedSteps:
         return result
 
     def keep_result(self, result: Any) -> None:
-        """Notes what the model returned: it stands even if the session fails afterwards."""
+        """Keeps what the model returned, which is the result even if the session fails afterwards."""
         if self._is_running:
             self._result = result
 

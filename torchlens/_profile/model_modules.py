@@ -98,7 +98,7 @@ class ModelModules:
         ]
 
     def parameter_of(self, leaf: int) -> int:
-        """The parameter that a leaf, by its id, stands for."""
+        """The id of the parameter that a leaf (by its id) represents."""
         return self._sharded.get(leaf, leaf)
 
     def show_compiled(self) -> None:

@@ -1,6 +1,4 @@
-"""Models that are not an `nn.Module`: which framework they belong to, found without importing
-it.
-"""
+"""Finds which framework a model belongs to, without importing the framework."""
 
 import functools
 import inspect
@@ -26,7 +24,9 @@ class OtherModel:
     forward: Callable[..., Any]
 
     def session(self, options: Any) -> Any:
-        """What runs it once and records it, as `capture.session.Session` does a module."""
+        """A session that runs and records the callable once, as `Session` of `_capture/session.py`
+        does a module.
+        """
         raise NotImplementedError
 
 
@@ -35,7 +35,7 @@ _MAX_DEPTH = 4
 
 
 def as_model(model: Any, *inputs: Any) -> Any:
-    """A callable of JAX in the form that the rooms take; anything else as it is."""
+    """Wraps a callable of JAX in an `OtherModel`; returns any other model as it is."""
     if not is_for_jax(model, *inputs):
         return model
     from torchlens._jax.jax_session import JaxModel
@@ -137,7 +137,5 @@ def _registered_parts(leaf: Any, jax: Any) -> list[Any]:
 
 
 def title_of(model: Any) -> str:
-    """What to call a model's function in a message: `Net.forward`, or the name of a JAX
-    function.
-    """
+    """The name of a model's function for a message: `Net.forward`, or the name of a JAX function."""
     return model.name if isinstance(model, OtherModel) else f"{type(model).__name__}.forward"

@@ -1,9 +1,9 @@
-"""Operations by what they do, named as labels name them (`layer_type`): the one list that all rooms
-use.
+"""Groups of operations by what they do, named as in labels (`layer_type`): the one list that all
+features use.
 
-Each group is a set of words, torch's and those of JAX's primitives (`dotgeneral`, `reducesum`)
-together. An operation is in one group; the groups below the line say something else of operations
-that stand in several.
+Each group is a set of names, of torch's operations and of JAX's primitives (`dotgeneral`,
+`reducesum`) together. An operation is in one group; the groups below the line name properties of
+operations from several groups.
 """
 
 

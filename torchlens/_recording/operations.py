@@ -1,8 +1,8 @@
 """Which torch callables are operations, and what each is called.
 
-Every call that reaches the recorder comes with the callable that torch reports. What is worth
-knowing about it (its name, whether it makes tensors, which arguments it writes to) is worked out
-once per callable, from its name and from torch's own schemas, and remembered.
+The recorder is given each call with the callable that torch reports. The facts about a callable
+(its name, whether it makes tensors, which arguments it writes to) are derived once, from its name
+and torch's schemas, and cached.
 """
 
 import copy
@@ -115,7 +115,7 @@ OPERATOR_NAMES = (
     "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
 )  # fmt: skip
 
-# Properties of a tensor that are tensors; all others tell about it.
+# Properties of a tensor that are tensors. All others are metadata.
 _TENSOR_PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data"})
 
 # Calls that make no tensor, or return their argument without computing.

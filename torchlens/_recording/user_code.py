@@ -15,7 +15,7 @@ _FOLDERS = [
     f"{Path(file).resolve().parents[up]}{os.sep}"
     for file, up in ((str(torch.__file__), 0), (__file__, 1))
 ]
-# torch marks functions as deprecated with it, and so it stands between them and who calls them.
+# torch wraps deprecated functions with it: its frames are between theirs and the caller's.
 _DEPRECATION = str(
     Path(str(getattr(sys.modules.get("typing_extensions"), "__file__", os.devnull))).resolve()
 )
@@ -87,7 +87,7 @@ class SourceLine:
 
 
 def source_line(code: CodeType, instruction: int) -> SourceLine:
-    """The line an instruction of `code` stands on."""
+    """The number of the line of an instruction of `code`."""
     line = code.co_firstlineno
     for start, end, number in code.co_lines():
         if start <= instruction < end and number is not None:
@@ -109,7 +109,7 @@ _STANDS_FOR_LINE = "torchlens: stands for a line of the user's"
 
 
 def line_of_code(code: CodeType, instruction: int) -> tuple[str, int, str, str]:
-    """What `code_of_line` makes code from that stands for this instruction."""
+    """The arguments with which `code_of_line` makes code for the line of this instruction."""
     line = source_line(code, instruction)
     return line.file, line.line, line.function, source_text(code, instruction)
 

@@ -1,8 +1,8 @@
-"""Imports a part of the package when one of its functions is first called.
+"""Imports a feature when one of its functions is first called.
 
-The rooms together take longer to import than everything that a log needs. A file that only calls
-into one names its functions twice: to the type checker as they are, and at run time as ones that
-import the room when called.
+Importing all features takes longer than importing everything that a log needs. A file that calls a
+feature declares its functions twice: for the type checker as they are, and at run time as functions
+that import the feature.
 """
 
 from collections.abc import Callable

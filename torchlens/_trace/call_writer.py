@@ -1,7 +1,7 @@
-"""Writes the calls of a model to a trace, as they end.
+"""Writes the calls of a model to a trace when they end.
 
-A small call is written in the thread that made it, a large one in the background. What goes wrong
-never reaches the model's caller: it ends the writing, and is reported at the end.
+A small call is written in the thread that made it, a large one in the background. An error never
+reaches the model's caller: it ends the writing, and is reported at the end.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class RepeatedCall(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """The size of the values."""
+        """The bytes of the values."""
 
     @property
     def num_rows(self) -> int:
@@ -52,7 +52,7 @@ class RepeatedCall(Protocol):
 
 
 class Written(StoredValue):
-    """Takes the place of a value that was written while its call was running."""
+    """Replaces a value that was written while its call was running."""
 
     __slots__ = ("note",)
 
@@ -64,10 +64,8 @@ class Written(StoredValue):
 
 
 class CallWriter:
-    """Takes calls and writes them. `is_kept` says of a name in the file whether its value is
-    written.
-
-    The files belong to one process: in a forked child, nothing is written.
+    """Writes calls. `is_kept(name)` says whether the value of that name in the file is written. The
+    files belong to one process: in a forked child, nothing is written.
     """
 
     def __init__(
@@ -137,7 +135,7 @@ class CallWriter:
         try:
             with self._writing:
                 return self._take(call, recording, rows)
-        except Exception as error:  # whatever it is, the model goes on
+        except Exception as error:  # of any kind: the model continues
             self.fail(error)
             return {}
 

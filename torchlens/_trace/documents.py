@@ -1,8 +1,8 @@
-"""A history as two JSON documents, apart from its tensors: the graph, which calls may share, and
-what one call left behind. `document_reading.py` is the way back.
+"""Writes a history, without its tensors, as two JSON documents: the graph, which calls may share,
+and the data of one call. `document_reading.py` reads them.
 
-The rows of a recording are columns. What many rows have in common (operations, arguments, lines of
-code, shapes) is in a list once, and the columns have its number there.
+The rows of a recording are written as columns. What many rows share (operations, arguments, lines
+of code, shapes) is in a list once, and the columns refer to it by number.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -31,7 +31,7 @@ _PLAIN = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device
 
 
 class _Table:
-    """Things that occur in many rows, each once."""
+    """A list of things that occur in many rows, each once."""
 
     def __init__(self, write: Callable[..., Any]) -> None:
         self.forms: list[Any] = []
@@ -50,7 +50,7 @@ class _Table:
 
 
 class _Tables:
-    """What rows have in common."""
+    """The lists of what rows share."""
 
     def __init__(self, writer: PythonWriter) -> None:
         def arguments_form(args: Any, kwargs: Any) -> list[Any]:
@@ -264,7 +264,7 @@ def call_document(
     tensors: TensorWriter,
     params: bool,
 ) -> dict[str, Any]:
-    """What one call left behind beside its values; complete once the tensors are settled."""
+    """The data of one call beside its values; complete once the tensors are settled."""
     own_params = zip(opened_params(recording.params), recording.param_addresses, strict=False)
     return {
         "arguments": [

@@ -69,7 +69,7 @@ class JaxTail(BaseTail):
         )
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, and records the call if it is its turn."""
+        """Calls the function, and records the call if it is the n-th (`every`)."""
         number = None
         if not is_traced((args, kwargs)):
             number = self._number_of_call(CURRENT.recorder is not None)

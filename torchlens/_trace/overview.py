@@ -1,6 +1,4 @@
-"""What is in a trace, as text: one line for each module or operation, with what its numbers are
-like.
-"""
+"""Describes a trace as text: one line for each module or operation, with statistics of its numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -31,8 +29,8 @@ _NARROWEST = 40
 
 
 class Line(NamedTuple):
-    """One module or operation: its name, what it is, its shape, what its numbers are like; whether
-    those are broken.
+    """One module or operation: its name, type, shape and statistics; `is_bad` if there are NaN or
+    Inf.
     """
 
     name: str
@@ -43,7 +41,7 @@ class Line(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """What there is to show: a line about the file, a table, and what to do next."""
+    """The text: a line about the file, a table, and what to do next."""
 
     title: str
     lines: list[Line]
@@ -191,7 +189,7 @@ def _line(log: Log, entry: int, name: str, kind: str) -> Line:
 
 
 def tensor_words(value: Any) -> tuple[str, bool]:
-    """What the numbers of a saved value are like, and whether some are NaN or infinite."""
+    """Statistics of a saved value as text, and whether some numbers are NaN or infinite."""
     if value is None:
         return "not saved", False
     if not isinstance(value, torch.Tensor):

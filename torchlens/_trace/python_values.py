@@ -1,8 +1,8 @@
-"""Python values as JSON and back: the arguments of calls, paths, anything beside tensors.
+"""Converts Python values to JSON and back: the arguments of calls, paths, anything beside tensors.
 
-Numbers, text, None and tuples (as lists) are themselves in JSON; anything else is an object whose
-first key says what it is. No code runs when a file is read: a function or an object of some class
-comes back as a `StandIn`, which prints as it did.
+Numbers, text and None are written as they are, tuples as lists, and anything else as an object
+whose first key names its kind. Reading a file runs no code: a function, or an object of an unknown
+class, is read as a `StandIn`, which prints as it did.
 """
 
 import base64
@@ -138,7 +138,7 @@ _SIMPLE: dict[type, Callable[[Any], Any]] = {
 
 
 class FunctionStandIn(StandIn):
-    """Takes the place of a function in a loaded history, with its name and its arguments' names."""
+    """Replaces a function in a loaded history; has its name and its arguments' names."""
 
     def __init__(self, text: str, reason: str, reference: Reference) -> None:
         super().__init__(text, reason, reference)

@@ -106,7 +106,9 @@ class NeighbourEmbedding:
         return points, float("nan")
 
     def _from_neighbours(self, features: np.ndarray) -> np.ndarray:
-        """Starts each point among the last points of the three rows that were most like its own."""
+        """Starts each point at the weighted mean of the last points of the three rows most similar to
+        its own.
+        """
         from sklearn.neighbors import NearestNeighbors
 
         assert self._features is not None
@@ -151,7 +153,7 @@ def _directions(centred: np.ndarray) -> np.ndarray:
 
 
 def _small_principal(features: np.ndarray) -> np.ndarray:
-    """Principal components, scaled down as t-SNE wants its start; apart even if all rows agree."""
+    """Principal components, scaled down as the start of t-SNE; distinct even if all rows are equal."""
     centred = features - features.mean(0)
     found = centred @ _directions(centred)
     spread = found[:, 0].std()
@@ -184,7 +186,7 @@ class Points:
             file.write(json.dumps(line) + "\n")
 
     def finish(self) -> None:
-        """Everything is written already."""
+        """Does nothing: every step is written when it is projected."""
 
 
 def projection_path(folder: Path, name: str) -> Path:
@@ -434,11 +436,13 @@ _JOBS: dict[str, type[Points] | type[Video]] = {"points": Points, "video": Video
 
 
 def main(folder: Path) -> None:
-    """Answers requests until None or the end of standard input. A job that fails is given up."""
+    """Answers requests until None or the end of standard input. A job that fails is not tried
+    again.
+    """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    sys.stdout = sys.stderr  # so that what a library prints is not read as an answer
     if hasattr(os, "nice"):
-        os.nice(10)  # training comes first
+        os.nice(10)  # lets the training have the processor first
     jobs: dict[tuple[str, str], Points | Video | None] = {}
     while (request := _next_request(requests)) is not None:
         job, name, options, step, array = request

@@ -85,7 +85,9 @@ def _extent(count: int, most: int, start: int, known_stride: int) -> tuple[int, 
 
 
 class RunTables:
-    """The answers for one run. Only `update` takes in what the reader has read since."""
+    """The answers for one run. They change only with `update`, which takes the data that the reader
+    has read since.
+    """
 
     def __init__(self, reader: "RunReader") -> None:
         self.reader = reader

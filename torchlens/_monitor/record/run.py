@@ -455,7 +455,7 @@ class Run:
 
 
 def _scalar_value(name: str, value: Any) -> Any:
-    """A number, or a tensor that is not waited for; None if a tensor has no value (inside a
+    """A number, or a copy of a tensor on another device; None if a tensor has no value (inside a
     transform).
     """
     if isinstance(value, torch.Tensor):
@@ -483,7 +483,7 @@ def _scalar_value(name: str, value: Any) -> Any:
 
 
 def _copied(value: torch.Tensor) -> Any:
-    """A number now where that costs nothing; on another device a copy, to be sent along."""
+    """The number, if the tensor is on the CPU; otherwise a copy on its device, to be read later."""
     return float(value) if value.device.type == "cpu" else value.detach().float().reshape(1).clone()
 
 
@@ -509,7 +509,7 @@ def _world_size() -> int:
 def _session_record(
     session: str, rank: int, first_step: int, options: MonitorOptions
 ) -> dict[str, Any]:
-    """What the files say of the session."""
+    """The record of the session in the files."""
     return {
         "session": session, "first_step": first_step, "rank": rank, "time": time(),
         "pid": os.getpid(),
@@ -518,7 +518,7 @@ def _session_record(
 
 
 def _run_record(run: str, model: torch.nn.Module, options: MonitorOptions) -> dict[str, Any]:
-    """What run.json says."""
+    """The content of run.json."""
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     return {
         "format": FORMAT, "run": run, "model": type(model).__name__, "time": time(),

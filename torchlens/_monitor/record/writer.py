@@ -1,8 +1,8 @@
-"""The thread that turns samples into statistics and writes them: whatever the training does not
-have to wait for.
+"""The thread that turns samples into statistics and writes them, so that the training does not
+wait.
 
-The training thread hands over what it has seen (`offer`) and never waits. If the writer is too far
-behind, what is offered is refused and counted: recorded + dropped = offered.
+The training thread passes its samples to `offer`, which returns at once. If the writer is too far
+behind, they are dropped and counted: recorded + dropped = offered.
 """
 
 import threading
@@ -25,7 +25,7 @@ from torchlens._monitor.store.lines import ScalarRow, line_of, step_line
 from torchlens._monitor.store.rank_files import Counts, RankFiles
 from torchlens._text.problems import Problems
 
-# So much may wait to be written: some 80 MB of samples.
+# The most that may wait to be written: about 80 MB of samples.
 MOST_PARTS = 1_000
 MOST_OBSERVATIONS = 20_000
 # A loop that is faster than the writer loses what waits if its process is killed: beyond a few
@@ -35,7 +35,7 @@ FEW_PARTS, LONGEST_WAIT = 10, 0.5
 
 @dataclass(slots=True, eq=False)
 class StepPart:
-    """What was seen of a step, or of a part of one. `scalars` are (name, step, value)."""
+    """The observations of a step, or of a part of one. `scalars` are (name, step, value)."""
 
     step: int
     observations: list[Observation]
@@ -45,9 +45,7 @@ class StepPart:
 
 
 class Writer:
-    """Writes one session of one rank. All that is public but `offer` may be called from any
-    thread.
-    """
+    """Writes one session of one rank. All public methods but `offer` may be called from any thread."""
 
     def __init__(
         self, folder: Path, rank: int, session: dict[str, Any], options: MonitorOptions,
@@ -79,7 +77,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="torchlens monitor", daemon=True)
 
     def start(self) -> None:
-        """Begins the files and the thread: before, there is nothing that must be ended."""
+        """Opens the files and starts the thread. Only then must `finish` be called."""
         known = self._files.open(self._session["first_step"])
         self._earlier = known.counts
         self._names.go_on(known.series)
@@ -90,14 +88,14 @@ class Writer:
 
     @property
     def counts(self) -> Counts:
-        """What has become of everything that was offered."""
+        """How many of the offered tensors were recorded and dropped."""
         with self._lock:
             return Counts(self._offered, self._recorded, self._dropped)
 
     # -- for the training thread -------------------------------------------------------------------
 
     def offer(self, part: StepPart) -> bool:
-        """Hands over what was seen; False if it is refused, and counted as dropped."""
+        """Queues observations; False if they were dropped, because too many wait."""
         size = len(part.observations)
         with self._lock:
             self._offered += size
@@ -115,11 +113,11 @@ class Writer:
         return True
 
     def do(self, task: Callable[[], None]) -> None:
-        """Has something done in the writer's thread, in turn."""
+        """Runs a task in the writer's thread, after what was queued before."""
         self._queue.put(task)
 
     def finish(self) -> None:
-        """Writes what waits, and ends. May be called again."""
+        """Writes what is queued, and ends the thread. May be called again."""
         if self._thread.ident is not None:
             self._queue.put(None)
             self._thread.join()
@@ -136,7 +134,7 @@ class Writer:
                 self._write_problems()
             except (
                 Exception
-            ) as error:  # the next step may do better; what is lost is counted and told
+            ) as error:  # the next step is tried again; the loss is counted and reported
                 self.problems.add_failure(error, "A step could not be written")
             self._keep_budget()
             del item

@@ -1,4 +1,4 @@
-"""The runs below a folder, read on while a page is open: which there are, and what has changed."""
+"""Finds the runs below a folder, and reads what is added to them while a page is open."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from torchlens._monitor.read.run_tables import RunTables
 from torchlens._monitor.serve.graph_page import graph_page
 from torchlens._monitor.store.folder import is_run
 
-# How often the files are looked at, and how often the folder is searched for new runs, in seconds.
+# Seconds between two checks of the files, and between two searches of the folder for new runs.
 _EVERY, _SEARCH_EVERY = 0.2, 0.6
 _DEEPEST = 4
 _MOST_RUNS = 500
@@ -43,7 +43,7 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 class LiveRun:
-    """One run. Hold its lock while you ask its tables."""
+    """One run. Hold its lock while you read its tables."""
 
     def __init__(self, number: int, folder: Path, name: str) -> None:
         self.number, self.name = number, name
@@ -52,24 +52,24 @@ class LiveRun:
         self.reader = RunReader(folder)
         self.tables = RunTables(self.reader)
         self._graph_state = self._graph_status()
-        self._graph_page: tuple[int, dict[str, Any]] | None = None  # of a state of the file
-        # A server that is started anew says other revisions than the one before, so that an open
-        # page asks for everything.
+        # The page of the graph, with the state of the file for which it was made.
+        self._graph_page: tuple[int, dict[str, Any]] | None = None
+        # A restarted server begins with a higher revision than the one before, so that an open
+        # page requests everything.
         self.revision = time_ns() // 1000
-        self._history: list[
-            tuple[int, int]
-        ] = []  # revisions, each with the first place that it changed
-        self._forgotten = self.revision - 1  # who knows this one or less, knows nothing
+        # Revisions, each with the first place that it changed.
+        self._history: list[tuple[int, int]] = []
+        self._forgotten = self.revision - 1  # older revisions are unknown: all data is sent
 
     def refresh(self) -> bool:
-        """Reads on; whether anything is new. If the run cannot be read, `problem` says why, and the
-        other runs go on.
+        """Reads what was added; returns whether there was anything. If the run cannot be read,
+        `problem` says why, and the other runs are still read.
         """
         with self.lock:
             is_changed, last, self.problem = False, self.problem, ""
             try:
                 is_changed = self._read_on()
-            except OSError as error:  # its folder was removed: what was read of it stays
+            except OSError as error:  # its folder was removed: what was read of it is kept
                 self.problem = f"This run cannot be read: {error}"
             except Exception as error:
                 self.problem = f"This run cannot be read: {error}"
@@ -90,9 +90,7 @@ class LiveRun:
         return True
 
     def _changed_from(self, place: int) -> None:
-        """Begins a revision, in which everything from a place on is new; everything, if it is
-        negative.
-        """
+        """Begins a revision: all data from a place on is new; all data, if the place is negative."""
         self.revision += 1
         if place < 0 or len(self._history) > 5000:
             self._forgotten, self._history = self.revision - 1, []
@@ -100,8 +98,8 @@ class LiveRun:
             self._history.append((self.revision, place))
 
     def summary(self, have: int, num_series: int, num_findings: int) -> dict[str, Any]:
-        """What is new since a revision, for one who knows so many series and findings; all if that
-        cannot be told.
+        """The data since a revision, without the series and findings that the page has; all data if
+        the revision is unknown.
         """
         with self.lock:
             is_other = not self._forgotten < have <= self.revision or num_findings > len(
@@ -118,7 +116,7 @@ class LiveRun:
             return {**told, "problems": problems, "revision": self.revision, "isOther": is_other}
 
     def graph_page(self) -> dict[str, Any]:
-        """The page of the run's graph (see `graph_page`). It takes a while to make, and is kept."""
+        """The page of the run's graph (see `graph_page`). Making it takes a while, so it is cached."""
         state, known = self._graph_status(), self._graph_page
         if known is None or known[0] != state:
             known = self._graph_page = state, graph_page(self.reader.graph)
@@ -132,7 +130,7 @@ class LiveRun:
 
 
 class LiveRuns:
-    """All runs of a folder. Files are read only while a page waits for changes, or asks."""
+    """All runs of a folder. Files are read only while a page waits for changes, or requests data."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -145,7 +143,7 @@ class LiveRuns:
         self.look()
 
     def look(self) -> None:
-        """Reads on, unless another thread has just done so."""
+        """Reads what was added, unless another thread has just done so."""
         with self._looking:
             now = monotonic()
             if now - self._looked_at < _EVERY:
@@ -156,7 +154,7 @@ class LiveRuns:
                 self._searched_at = monotonic()
             for run in self.runs:
                 is_changed = run.refresh() or is_changed
-            # What takes long is done less often: reading must not take the machine from the
+            # Slow reads are made less often: reading must not take processor time from the
             # training.
             self._looked_at = max(monotonic(), now + 3 * (monotonic() - now) - _EVERY)
         if is_changed:
@@ -165,7 +163,9 @@ class LiveRuns:
                 self._changed.notify_all()
 
     def wait(self, state: int, seconds: float) -> int:
-        """Waits for another state than this one, looking at the files meanwhile. The state then."""
+        """Waits until the state differs from this one, checking the files meanwhile; returns the
+        new state.
+        """
         end = monotonic() + seconds
         while self._state == state and monotonic() < end:
             with self._changed:

@@ -1,9 +1,10 @@
 """The server behind `torchlens serve`: the page of the runs in a folder, and their numbers as they
 come.
 
-It is bound to this machine and answers only who has the token, asks for it by a name of this
-machine (`Host`: no other site can be made to lead here), and is no other site (`Sec-Fetch-Site`).
-It only reads: there is nothing but GET, and runs go by number, so that no path leads anywhere else.
+It listens on this machine only. A request needs the token, a `Host` header that names this machine
+(against DNS rebinding), and a `Sec-Fetch-Site` header, if any, that does not name another site. The
+server only reads: it knows only GET and HEAD, and runs are numbered, so no request contains a path
+of a file.
 """
 
 import hmac
@@ -67,12 +68,12 @@ class RunServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> set[str]:
-        """The names by which this machine calls the server."""
+        """The accepted `Host` headers."""
         return {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page, with the token."""
         return f"http://127.0.0.1:{self.server_port}/?{urlencode({'token': self.token})}"
 
     def shutdown(self) -> None:
@@ -80,7 +81,7 @@ class RunServer(ThreadingHTTPServer):
         super().shutdown()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A page that was closed in the middle of an answer is nothing to tell about."""
+        """Prints nothing for a page that was closed in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -118,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             options = self._checked(asked.query)
             route = (
                 None if asked.scheme or asked.netloc else _ROUTES.get(asked.path)
-            )  # an address names another host
+            )  # the address of the request names another host
             if self.path.partition("?")[0] == "/events":
                 self._events(has_body)
             elif route is None:
@@ -132,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _checked(self, query: str) -> dict[str, str]:
-        """The options of a request that may be answered."""
+        """The options of a valid request; raises for any other."""
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             raise _Refused(

@@ -17,8 +17,8 @@ HAS_NAN = 2  # there is NaN among all elements (known if the range is exact)
 
 
 class SeriesKey(NamedTuple):
-    """Which tensors a series is about: of a module, of which kind, and which of several ('weight',
-    '1', 'logits'; '' for the only one).
+    """Identifies a series: the module, the kind, and which of several tensors ('weight', '1',
+    'logits'; '' if there is one).
     """
 
     module: str
@@ -37,7 +37,7 @@ class Columns:
     series: np.ndarray  # the number of the series
     calls: np.ndarray  # how many tensors were sampled
     elements: np.ndarray  # how many elements those have
-    sampled: np.ndarray  # how many of them were counted
+    sampled: np.ndarray  # how many of them are in the sample
     flags: np.ndarray
     low: np.ndarray  # of all elements if RANGE_IS_EXACT, else of the sample; without NaN
     high: np.ndarray
@@ -55,7 +55,7 @@ class Columns:
 
     @property
     def starts(self) -> np.ndarray:
-        """Where the bins of each row begin, and at last their number."""
+        """The place of the first bin of each row, and the number of all bins at the end."""
         return np.concatenate([[0], np.cumsum(self.num_bins, dtype=np.int64)])
 
     def row_of(self, series: int) -> int | None:
@@ -64,7 +64,7 @@ class Columns:
         return row if row < len(self.series) and self.series[row] == series else None
 
     def taken(self, rows: Sequence[int]) -> "Columns":
-        """Some of the rows, each as often as it is given."""
+        """The given rows, in order; a row may be given several times."""
         num_bins = self.num_bins[rows].astype(np.int64)
         ends = np.cumsum(num_bins)
         chosen = np.arange(num_bins.sum()) + np.repeat(

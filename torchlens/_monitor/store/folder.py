@@ -45,7 +45,7 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def steps_path(folder: Path, rank: int, file: StepsFile) -> Path:
-    """Where a file of steps lies."""
+    """The path of a file of steps."""
     return folder / f"rank{rank}-{file.first:06d}-{file.last:06d}-{file.level}.steps"
 
 
@@ -82,7 +82,7 @@ def open_regular(path: Path) -> BinaryIO:
     pipe or device, which may never end.
     """
     flags = os.O_RDONLY
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # those that the system has
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # as far as the system has these flags
         flags |= getattr(os, name, 0)
     file = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(file).st_mode):

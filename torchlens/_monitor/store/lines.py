@@ -45,11 +45,11 @@ from torchlens._monitor.store.columns import (
 )
 from torchlens._monitor.store.folder import open_regular
 
-# Longer lines are not written, so a reader takes no more memory for one.
+# No longer lines are written, which bounds the memory of a reader.
 _MAX_LINE_BYTES = 1 << 28
 _MOST_REPORTED = 20
 _MAX_NUMBER, _MAX_SERIES = 1 << 62, 1 << 22
-# What parsing raises for JSON that makes no sense.
+# The exceptions of parsing damaged JSON.
 _NONSENSE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError)
 Value = TypeVar("Value")
 
@@ -75,7 +75,7 @@ class End(NamedTuple):
 
 
 def line_of(key: str, value: Any) -> bytes:
-    """A line as it lies in a file."""
+    """A line of a file, with its checksum."""
     text = json.dumps({key: value}, separators=(",", ":")).encode()
     return b"%08x %b\n" % (crc32(text), text)
 
@@ -94,8 +94,8 @@ def _object_of(line: bytes) -> dict[str, Any]:
 
 
 class LineFile(Generic[Value]):
-    """A file of lines that grows, or is replaced by another of the same name. `parse` makes a value
-    of each line's key and content, and may raise what nonsense raises.
+    """Reads a file of lines that grows, or is replaced by another of the same name. `parse` makes a
+    value of each line's key and content, and may raise any of `_NONSENSE` for a damaged line.
     """
 
     def __init__(self, path: Path, parse: Callable[[str, Any], Value]) -> None:
@@ -111,7 +111,7 @@ class LineFile(Generic[Value]):
         self._offset = self._size = 0
 
     def read_on(self) -> bool:
-        """Reads what was added since the last time; whether there was anything."""
+        """Reads what was added since the last call; returns whether there was anything."""
         try:
             stream = open_regular(self.path)
         except FileNotFoundError:

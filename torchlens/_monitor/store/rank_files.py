@@ -53,7 +53,7 @@ class Counts:
 
 
 class RankContents:
-    """Everything in the files of one rank. `read_on` reads what was added."""
+    """The data in the files of one rank. `read_on` reads what was added."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
@@ -62,8 +62,8 @@ class RankContents:
         self._files: dict[StepsFile, LineFile[_Record]] = {}
 
     def read_on(self, files: Sequence[StepsFile]) -> bool:
-        """Reads what was added to the files; whether there was anything. FileNotFoundError if one
-        has gone: it was merged meanwhile.
+        """Reads what was added to the files; returns whether there was anything. Raises
+        FileNotFoundError if a file was merged meanwhile.
         """
         is_other = list(files) != list(self._files)
         self._files = {
@@ -71,7 +71,7 @@ class RankContents:
             or LineFile(steps_path(self._folder, self.rank, file), parse_record)
             for file in files
         }
-        # A series is named before a step has it: so the names are read last.
+        # A series is written before the first step that has it, so the names are read last.
         has_grown = [each.read_on() for each in (*self._files.values(), self._log)]
         return is_other or any(has_grown)
 
@@ -87,7 +87,7 @@ class RankContents:
 
     @property
     def series(self) -> dict[int, SeriesKey]:
-        """What the numbers of series mean."""
+        """The keys of the series, by number."""
         return dict(each for each in self._log.values if isinstance(each, tuple))
 
     @property
@@ -97,7 +97,7 @@ class RankContents:
 
     @property
     def findings(self) -> list[RunFinding]:
-        """What looked wrong."""
+        """The health findings."""
         return [each for each in self._log.values if isinstance(each, RunFinding)]
 
     @property
@@ -135,7 +135,9 @@ class RankContents:
         return Counts(total, total - lost, lost)
 
     def drops(self) -> list[tuple[int, int]]:
-        """(step, number of tensors): what was dropped before a recorded step, or before the end."""
+        """(step, number of tensors) for the tensors that were dropped before a recorded step, or
+        before the end.
+        """
         found: list[tuple[int, int]] = []
         step = known = 0
         for each in self._records():
@@ -163,7 +165,7 @@ class _Closed(NamedTuple):
 
 
 class RankFiles:
-    """Writes what one process records. What `write` returned from survives the process."""
+    """Writes what one process records. Data survives the process once `write` has returned."""
 
     def __init__(self, folder: Path, rank: int, budget: int, every: int) -> None:
         self.folder, self.rank = folder, rank
@@ -178,8 +180,8 @@ class RankFiles:
         self._largest = 0  # bytes that were written at once
 
     def open(self, first_step: int) -> RankContents:
-        """Begins after what earlier sessions left, and returns that. Then removes what they
-        recorded from `first_step` on: training goes on from a checkpoint before it.
+        """Reads the data of earlier sessions, removes their steps from `first_step` on (training
+        resumes from a checkpoint before it), and returns what is left.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         files = files_of_ranks(self.folder).get(self.rank, [])
@@ -200,11 +202,11 @@ class RankFiles:
 
     @property
     def total_bytes(self) -> int:
-        """What the files take."""
+        """The size of the files in bytes."""
         return self._log_size + self._size + sum(each.size for each in self._closed)
 
     def tell(self, lines: bytes) -> None:
-        """Appends to the file of what happened."""
+        """Appends to the file of events (`rank0.jsonl`)."""
         append(self._log, lines, creates=False)
         self._log_size += len(lines)
 
@@ -220,10 +222,10 @@ class RankFiles:
         self._largest = max(self._largest, len(lines))
 
     def keep_budget(self) -> bool:
-        """Merges the oldest steps until the files take no more than they may. False if nothing is
-        left to merge.
+        """Merges the oldest steps until the files are within the budget. False if they are not, and
+        nothing is left to merge.
         """
-        # Room for the step that is written before anything is merged, and for a merged file beside
+        # Space for the step that is written before anything is merged, and for a merged file beside
         # those that it replaces.
         room = self.file_bytes + 2 * self._largest
         while self.total_bytes > self.budget - room:
@@ -264,11 +266,11 @@ class RankFiles:
         return _Closed(new, len(data), can_shrink=len(steps) > 1)
 
     def _cut(self, file: StepsFile, limit: int) -> None:
-        """Removes what a file has from a step on."""
+        """Removes the steps of a file from a step on."""
         steps, scalars, _ = self._read([file])
         if all(each.last < limit for each in steps) and all(each.step < limit for each in scalars):
             return
-        # Of steps that were merged, those before the limit stay.
+        # Merged steps stay if they begin before the limit.
         kept = [
             replace(step, last=min(step.last, limit - 1), count=min(step.count, limit - step.first))
             for step in steps
