@@ -1,4 +1,6 @@
-"""Finds the history that an argument of a command names: a file, or a name in the user's own code."""
+"""Finds the history that an argument of a command names: a file, or a name in the user's own
+code.
+"""
 
 import importlib
 import importlib.util

@@ -53,7 +53,9 @@ _ALIGNED = 16  # bytes: a multiple of the size of every dtype
 
 
 class Packer:
-    """Packs the values of one log. Values that are one object, or share memory, do so in the copy."""
+    """Packs the values of one log. Values that are one object, or share memory, do so in the
+    copy.
+    """
 
     def __init__(self, params: Iterable[Parameter] = ()) -> None:
         self.params = list(params)
@@ -388,7 +390,9 @@ class _Code:
 
 
 class _Object:
-    """Any other object: pickled inside the pickle, so that the rest can be read where this cannot."""
+    """Any other object: pickled inside the pickle, so that the rest can be read where this
+    cannot.
+    """
 
     def __init__(self, value: Any, instead: Any = None) -> None:
         self._value = value

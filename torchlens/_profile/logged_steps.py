@@ -202,7 +202,9 @@ class LoggedSteps:
         return result
 
     def keep_result(self, result: Any) -> None:
-        """Keeps what the model returned, which is the result even if the session fails afterwards."""
+        """Keeps what the model returned, which is the result even if the session fails
+        afterwards.
+        """
         if self._is_running:
             self._result = result
 

@@ -137,5 +137,7 @@ def _registered_parts(leaf: Any, jax: Any) -> list[Any]:
 
 
 def title_of(model: Any) -> str:
-    """The name of a model's function for a message: `Net.forward`, or the name of a JAX function."""
+    """The name of a model's function for a message: `Net.forward`, or the name of a JAX
+    function.
+    """
     return model.name if isinstance(model, OtherModel) else f"{type(model).__name__}.forward"

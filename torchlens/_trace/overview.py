@@ -1,4 +1,6 @@
-"""Describes a trace as text: one line for each module or operation, with statistics of its numbers."""
+"""Describes a trace as text: one line for each module or operation, with statistics of its
+numbers.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple

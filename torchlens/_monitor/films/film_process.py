@@ -106,8 +106,8 @@ class NeighbourEmbedding:
         return points, float("nan")
 
     def _from_neighbours(self, features: np.ndarray) -> np.ndarray:
-        """Starts each point at the weighted mean of the last points of the three rows most similar to
-        its own.
+        """Starts each point at the weighted mean of the last points of the three rows most
+        similar to its own.
         """
         from sklearn.neighbors import NearestNeighbors
 
@@ -153,7 +153,9 @@ def _directions(centred: np.ndarray) -> np.ndarray:
 
 
 def _small_principal(features: np.ndarray) -> np.ndarray:
-    """Principal components, scaled down as the start of t-SNE; distinct even if all rows are equal."""
+    """Principal components, scaled down as the start of t-SNE; distinct even if all rows are
+    equal.
+    """
     centred = features - features.mean(0)
     found = centred @ _directions(centred)
     spread = found[:, 0].std()

@@ -45,7 +45,9 @@ class StepPart:
 
 
 class Writer:
-    """Writes one session of one rank. All public methods but `offer` may be called from any thread."""
+    """Writes one session of one rank. All public methods but `offer` may be called from any
+    thread.
+    """
 
     def __init__(
         self, folder: Path, rank: int, session: dict[str, Any], options: MonitorOptions,

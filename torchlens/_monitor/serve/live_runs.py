@@ -90,7 +90,9 @@ class LiveRun:
         return True
 
     def _changed_from(self, place: int) -> None:
-        """Begins a revision: all data from a place on is new; all data, if the place is negative."""
+        """Begins a revision: all data from a place on is new; all data, if the place is
+        negative.
+        """
         self.revision += 1
         if place < 0 or len(self._history) > 5000:
             self._forgotten, self._history = self.revision - 1, []
@@ -116,7 +118,9 @@ class LiveRun:
             return {**told, "problems": problems, "revision": self.revision, "isOther": is_other}
 
     def graph_page(self) -> dict[str, Any]:
-        """The page of the run's graph (see `graph_page`). Making it takes a while, so it is cached."""
+        """The page of the run's graph (see `graph_page`). Making it takes a while, so it is
+        cached.
+        """
         state, known = self._graph_status(), self._graph_page
         if known is None or known[0] != state:
             known = self._graph_page = state, graph_page(self.reader.graph)
@@ -130,7 +134,9 @@ class LiveRun:
 
 
 class LiveRuns:
-    """All runs of a folder. Files are read only while a page waits for changes, or requests data."""
+    """All runs of a folder. Files are read only while a page waits for changes, or requests
+    data.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
