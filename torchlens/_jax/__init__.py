@@ -1,4 +1,4 @@
-"""Runs a JAX function and writes down what happened, in the form that `capture/` does for PyTorch.
+"""Runs a JAX function and records it in the form in which `_capture` records a PyTorch model.
 
 Importing this package imports JAX. It is imported only once the user has imported JAX.
 """

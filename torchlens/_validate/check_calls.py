@@ -1,4 +1,5 @@
-"""Check 2, calls: each entry stands for one tensor of one call, and says which call, and where.
+"""Check 2, calls: each entry is one tensor of one call, with the right function, arguments and
+modules.
 
 The tests of torchlens also check the bookkeeping that follows from it: lines of code, layers,
 passes, the names of parameters and buffers.
@@ -105,7 +106,7 @@ class _CallsCheck:
         return found[::-1]
 
     def check_inputs(self, inputs: dict[Path, torch.Tensor]) -> None:
-        """Inputs are the tensors that their names stand for."""
+        """The input entries are the tensors of the arguments that they are named after."""
         for path, number in self._recording.inputs:
             tensor, seen = inputs.get(path), self._tensors.get(number)
             if tensor is not None and (seen is None or seen.identity != id(tensor)):

@@ -1,11 +1,12 @@
-"""Check 5, dependence: changing what a parent gave changes what the operation gives.
+"""Check 5, dependence: changing a parent's value changes the result of the operation.
 
-`arguments.py` proves that the parents made the arguments; this shows that the arguments count. Each
-is changed, and the operation run again: first with noise, then with values that are hard to ignore
-(very large numbers, NaN, what the other arguments are compared with), finally with the other
-arguments changed, too, for they may hide it (a mask, a zero, a NaN). An operation that raises on
-the changed argument has read it. If nothing makes an argument count (`x ** 0`, `argmax` of one
-element), the report lists it as not shown: the log may still be right.
+`check_arguments.py` proves that the parents made the arguments; this shows that the results depend
+on them. Each argument is changed, and the operation runs again: first with noise, then with values
+that are hard to ignore (very large numbers, NaN, values near those of the other arguments), finally
+with the other arguments changed, too, because they may hide the change (a mask, a zero, a NaN). An
+operation that raises an error on the changed argument has read it. If no change of an argument
+changes the result (`x ** 0`, `argmax` of one element), the report lists it as not shown: the log
+may still be right.
 """
 
 from collections.abc import Iterator, Sequence

@@ -295,7 +295,7 @@ class Witness(Observer):
 
 
 def _running_modules(frame: FrameType | None) -> tuple[int, ...]:
-    """The modules on Python's stack: the log's own list of them is what is being proved."""
+    """The modules on Python's stack. (The log's own list of them is what the check verifies.)"""
     call = torch.nn.Module._call_impl.__code__
     found = []
     while frame is not None:

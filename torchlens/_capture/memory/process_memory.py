@@ -252,7 +252,9 @@ class FreedMemory:
         self._cushion: bytearray | None = None
 
     def note_use(self) -> None:
-        """A log is about to begin, or is at its largest: what is free now is not left by it."""
+        """Called when a log begins, or is at its largest: memory that is free now was not left by
+        it.
+        """
         if self._library is not None:
             grown = self._grown_bytes()
             if self._least_free is None or grown > self._most_kept:
