@@ -1,8 +1,9 @@
 """Names that other versions of TorchLens use, and what they are called here.
 
-Looked up only when a name was not found, for the hint in the error. The left side is a name of the
-public TorchLens 1.x or 2.x, or one that people guess; the right side is what to write here. The
-names of the classic (0.1) that mean the same here just work: see `history/classic`.
+They are looked up only when a name was not found, for the hint in the error. The left side is a
+name of the public TorchLens 1.x or 2.x, or one that people guess; the right side is what to write
+here. The names of the classic TorchLens (0.1) that mean the same work here too: see
+`_history/classic.py`.
 """
 
 import difflib

@@ -458,18 +458,14 @@ def _scalar_value(name: str, value: Any) -> Any:
     """A number, or a copy of a tensor on another device; None if a tensor has no value (inside a
     transform).
     """
+    expected = f"{name} must be a number or a tensor of one real element, got"
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex() or value.is_meta:
             kind = "complex " if value.is_complex() else "meta " if value.is_meta else ""
-            raise ValueError(
-                f"{name} must be a number or a tensor of one real element, got "
-                f"{got(value).replace('a ', f'a {kind}', 1)}."
-            )
+            raise ValueError(f"{expected} {got(value).replace('a ', f'a {kind}', 1)}.")
         return call_unseen(_copied, value)
     if isinstance(value, bool) or not hasattr(type(value), "__float__") or np.iscomplexobj(value):
-        raise TypeError(
-            f"{name} must be a number or a tensor of one real element, got {got(value)}."
-        )
+        raise TypeError(f"{expected} {got(value)}.")
     try:
         return float(value)
     except OverflowError:
@@ -477,9 +473,7 @@ def _scalar_value(name: str, value: Any) -> Any:
             f"{name} must be a number that fits in a float, at most 1.8e308, got a larger one."
         ) from None
     except (TypeError, ValueError):  # NumPy's arrays of several elements
-        raise TypeError(
-            f"{name} must be a number or a tensor of one real element, got {got(value)}."
-        ) from None
+        raise TypeError(f"{expected} {got(value)}.") from None
 
 
 def _copied(value: torch.Tensor) -> Any:

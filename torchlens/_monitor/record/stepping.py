@@ -239,11 +239,7 @@ class Steps:
         is_over = self.clock.has_stepped(optimizer, torch._C._current_graph_task_id() != -1)
         self._mark_nodes()
         if self.clock.is_late:
-            self.clock.is_late = False
-            seen = self.collector.take_all()
-            if self._late_step is not None and seen:
-                self._offer(self._late_step, seen)
-            self.watcher.begin_step()
+            self._add_to_late_step()
             return
         self._settle()
         if is_over:
@@ -252,6 +248,14 @@ class Steps:
             if not self._is_recorded and self._is_wanted(self.clock.step + 1):
                 self._arm()
             self._calls_before = self.watcher.num_calls
+
+    def _add_to_late_step(self) -> None:
+        """The optimizer that has just stepped belongs to the step before."""
+        self.clock.is_late = False
+        seen = self.collector.take_all()
+        if self._late_step is not None and seen:
+            self._offer(self._late_step, seen)
+        self.watcher.begin_step()
 
     def _is_within_another(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a wrapping optimizer is calling this one, as part of its own step."""
