@@ -14,7 +14,6 @@ import torch
 
 from torchlens._capture.current import CURRENT, add_watcher, remove_watcher
 from torchlens._capture.exchange import Change, Spot, changed_identity, changed_result
-from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.options import CaptureOptions, named_inputs
 from torchlens._capture.patches.patching import apply_module_patches, undo_patches
 from torchlens._capture.recorder import Recorder
@@ -24,6 +23,7 @@ from torchlens._edit.changes import Edited
 from torchlens._edit.plan import Target, pairs_of
 from torchlens._history.sites import Place, Site, axes_of
 from torchlens._recording.operations import IDENTITY
+from torchlens._recording.origin import version_of
 from torchlens._recording.trees import same_with
 from torchlens._recording.unseen import NoTorchFunction
 from torchlens._text.error_wording import did_you_mean

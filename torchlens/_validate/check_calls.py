@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from torchlens._history.log import path_text
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.regions import shape_of
-from torchlens._recording.trees import Path, named_tensors
+from torchlens._recording.trees import Path, named_tensors, path_text
 from torchlens._replay.values import brief
 from torchlens._validate.report import NotShown, ValidationFinding, ValidationReport
 from torchlens._validate.snapshots import is_same_as_frozen
