@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchlens._health.checking import Inputs, Place
+from torchlens._health.checking import CheckedPlace, Inputs
 from torchlens._health.finding import Finding
 from torchlens._health.tensor_statistics import has_numbers
 
@@ -92,7 +92,7 @@ def saturation(
 class Activity:
     """The statistics of one activation over the steps."""
 
-    place: Place
+    place: CheckedPlace
     kind: str  # the activation's name in lower case, without underscores
     num_steps: int = 0
     is_comparable: bool = True  # not once the number of its units changed
@@ -124,7 +124,7 @@ class ActivationStatistics:
         self._step = -1
         self._seen: dict[tuple[Any, ...], int] = {}
 
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs) -> None:
         kind = activation_kind(place.operation)
         is_zeroing = kind in ZEROING
         if (
@@ -146,7 +146,7 @@ class ActivationStatistics:
         """All of them, in the order in which they were first seen."""
         return list(self._found.values())
 
-    def _activity(self, place: Place, kind: str) -> Activity:
+    def _activity(self, place: CheckedPlace, kind: str) -> Activity:
         """By module, pass of it, and its number among its kind there: the same from step to
         step.
         """

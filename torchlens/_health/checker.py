@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens._health.activations import ActivationStatistics, Activity
-from torchlens._health.checking import Checking, GradientSources, Inputs, Place
+from torchlens._health.checking import CheckedPlace, Checking, GradientSources, Inputs
 from torchlens._health.live_nonfinite import NonFiniteFindings
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
@@ -65,7 +65,7 @@ class HealthChecker:
             (self._name(activity.place), activity) for activity in self._activations.activities()
         ]
 
-    def _name(self, place: Place) -> str:
+    def _name(self, place: CheckedPlace) -> str:
         label = None if place.entry is None else self._labels.get((place.step, place.entry))
         return (
             label
@@ -84,19 +84,19 @@ class HealthChecker:
         self._is_everything = checking is Checking.EVERYTHING
         self._origins.on_step(step, checking, has_grad, has_stepped)
 
-    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+    def on_boundary(self, place: CheckedPlace, tensor: torch.Tensor, node: int | None) -> None:
         """An input, buffer or output of a model (only inputs if it is not logged); `node` is the
         entry of an output.
         """
         self._origins.on_boundary(place, tensor, node)
 
-    def on_entered(self, place: Place, inputs: Inputs) -> None:
+    def on_entered(self, place: CheckedPlace, inputs: Inputs) -> None:
         """Before a module whose operations are not checked: the model, and any module once a value
         was not finite.
         """
         self._origins.on_entered(place, inputs)
 
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs) -> None:
         """After an operation (at module level: a module) made `tensor` from `inputs`.
 
         With `Checking.NONFINITE`, it is called for inner modules only if a result is not finite.
@@ -105,11 +105,15 @@ class HealthChecker:
         if self.is_full and self._is_everything:
             self._activations.on_value(place, tensor, inputs)
 
-    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
+    def on_gradient(
+        self, place: CheckedPlace, gradient: torch.Tensor, made_of: GradientSources
+    ) -> None:
         """After the backward of an operation made the gradient of one of its arguments."""
         self._origins.on_gradient(place, gradient, made_of)
 
-    def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    def on_parameter(
+        self, place: CheckedPlace, parameter: torch.Tensor, gradient: torch.Tensor
+    ) -> None:
         """A backward pass gives a parameter a gradient: that of this pass alone."""
         if not self.is_full or place.parameter is None:
             return

@@ -20,7 +20,7 @@ class Checking(Enum):
     EVERYTHING = 2
 
 
-class Place(NamedTuple):
+class CheckedPlace(NamedTuple):
     """Where a value or gradient was computed. At module level `entry` is None and `operation` is
     the module's class.
     """
@@ -47,9 +47,9 @@ class Place(NamedTuple):
         return _place, (tuple(self._replace(code=None, instruction=0)), line)
 
 
-def _place(fields: tuple[Any, ...], line: tuple[str, int, str, str] | None) -> Place:
+def _place(fields: tuple[Any, ...], line: tuple[str, int, str, str] | None) -> CheckedPlace:
     """Restores a pickled place; code objects cannot be pickled."""
-    place = Place(*fields)
+    place = CheckedPlace(*fields)
     return place if line is None else place._replace(code=code_of_line(*line))
 
 
@@ -66,7 +66,7 @@ class Caller(NamedTuple):
     itself.
     """
 
-    place: Place
+    place: CheckedPlace
     held: Callable[[], list[Held]]
 
 

@@ -14,7 +14,14 @@ from typing import NamedTuple
 import torch
 
 from torchlens._capture.gradients.entry_gradients import Gradients
-from torchlens._health.nonfinite import FROM_OUTSIDE, Given, NonFinite, Origin, Origins, numbers_in
+from torchlens._health.nonfinite import (
+    FROM_OUTSIDE,
+    Given,
+    NonFinite,
+    NonFiniteOrigin,
+    Origins,
+    numbers_in,
+)
 from torchlens._health.tensor_statistics import ValueRange, has_numbers, is_finite, value_range
 from torchlens._history.backward import parameter_gradients
 from torchlens._history.log import Log
@@ -148,7 +155,7 @@ def _reads_elsewhere(row: Row, num_params: int) -> bool:
     return any(number is not None and number < -num_params for number in numbers)
 
 
-def _of_origin(log: Log, origin: Origin) -> NonFinite:
+def _of_origin(log: Log, origin: NonFiniteOrigin) -> NonFinite:
     entry = origin.node
     unsaved = [log.label(parent) for parent in log.graph.parents[entry] if not log.is_saved(parent)]
     note = origin.note

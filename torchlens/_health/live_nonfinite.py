@@ -11,8 +11,15 @@ from typing import Any
 
 import torch
 
-from torchlens._health.checking import Caller, Checking, GradientSources, Held, Inputs, Place
-from torchlens._health.nonfinite import FROM_OUTSIDE, HINT, Given, NonFinite, Origin, numbers_in
+from torchlens._health.checking import Caller, CheckedPlace, Checking, GradientSources, Held, Inputs
+from torchlens._health.nonfinite import (
+    FROM_OUTSIDE,
+    HINT,
+    Given,
+    NonFinite,
+    NonFiniteOrigin,
+    numbers_in,
+)
 from torchlens._health.nonfinite import Origins as PassOrigins
 from torchlens._health.tensor_statistics import ValueRange, has_nonfinite, value_range
 from torchlens.errors import NonFiniteError
@@ -38,7 +45,7 @@ class NonFiniteFindings:
     """Collects the origins of all steps, each once, without consequences."""
 
     def __init__(self, stop: bool, sees_modules_alone: bool = False) -> None:
-        self.found: list[tuple[Place, NonFinite]] = []
+        self.found: list[tuple[CheckedPlace, NonFinite]] = []
         # Those (by position) that reached an output of the model or a gradient.
         self.lasting: set[int] = set()
         # Those found in a step whose operations were not checked: only the module is known.
@@ -99,7 +106,7 @@ class NonFiniteFindings:
     # -- forward
     # ----------------------------------------------------------------------------------------------
 
-    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+    def on_boundary(self, place: CheckedPlace, tensor: torch.Tensor, node: int | None) -> None:
         """An input, a buffer or an output of the model; `node` is the value that an output is."""
         state = self._begin(place)
         is_input = place.operation == "input"
@@ -120,7 +127,7 @@ class NonFiniteFindings:
                 state, state.rules.add_source(node, name if is_input else _BUFFER, tensor, is_input)
             )
 
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs) -> None:
         state = self._step
         if place.step != state.step:
             if not has_nonfinite(tensor):
@@ -140,7 +147,7 @@ class NonFiniteFindings:
         elif inputs.caller is None:
             state.rules.add_output(_FINITE)
 
-    def on_entered(self, place: Place, inputs: Inputs) -> None:
+    def on_entered(self, place: CheckedPlace, inputs: Inputs) -> None:
         """Before a module whose operations are not checked: notes which of its inputs are not
         finite.
         """
@@ -154,7 +161,7 @@ class NonFiniteFindings:
                 ]
 
     def _on_module(
-        self, state: "_StepOrigins", place: Place, tensor: torch.Tensor, inputs: Inputs
+        self, state: "_StepOrigins", place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs
     ) -> None:
         rules, modules = state.rules, state.modules
         known = modules.node_of(tensor)
@@ -198,7 +205,9 @@ class NonFiniteFindings:
     # -- backward
     # ----------------------------------------------------------------------------------------------
 
-    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
+    def on_gradient(
+        self, place: CheckedPlace, gradient: torch.Tensor, made_of: GradientSources
+    ) -> None:
         """Notes a gradient that is not finite although those it was computed from are, or the first
         that arrived so.
 
@@ -257,7 +266,7 @@ class NonFiniteFindings:
     # -- steps
     # ----------------------------------------------------------------------------------------------
 
-    def _begin(self, place: Place) -> "_StepOrigins":
+    def _begin(self, place: CheckedPlace) -> "_StepOrigins":
         """The step that a value belongs to, which may begin with it."""
         if place.step != self._step.step:
             self._end(self._step)
@@ -288,7 +297,7 @@ class NonFiniteFindings:
         )
 
     def _report(
-        self, state: "_StepOrigins", origin: Origin | None, is_certain: bool = True
+        self, state: "_StepOrigins", origin: NonFiniteOrigin | None, is_certain: bool = True
     ) -> None:
         if origin is None:
             return
@@ -297,7 +306,7 @@ class NonFiniteFindings:
         state.numbers[origin.number] = self._number(place)
         self._add(place, origin.result, origin.inputs, origin.note, is_certain=is_certain)
 
-    def _number(self, place: Place) -> int:
+    def _number(self, place: CheckedPlace) -> int:
         """The number of the finding at a place, perhaps from an earlier step."""
         for number, (known, _) in enumerate(self.found):
             if (known.phase, *known[3:7]) == (
@@ -309,7 +318,7 @@ class NonFiniteFindings:
 
     def _add(
         self,
-        place: Place,
+        place: CheckedPlace,
         result: ValueRange,
         given: tuple[ValueRange, ...],
         note: str,
@@ -361,7 +370,7 @@ class _StepOrigins:
         self.rules = PassOrigins() if rules is None else rules
         self.has_grad = has_grad
         self.numbers: dict[int, int] = {}  # which of all that was found each origin is
-        self.places: dict[int, Place] = {}  # of the values, by number
+        self.places: dict[int, CheckedPlace] = {}  # of the values, by number
         self.modules = _ModuleResults()
         self.read: dict[
             int, list[int]

@@ -125,7 +125,7 @@ class Given(NamedTuple):
     is_buffer: bool = False
 
 
-class Origin(NamedTuple):
+class NonFiniteOrigin(NamedTuple):
     """A value in which NaN or Inf first occurred. `number` counts the origins of a pass."""
 
     number: int
@@ -204,7 +204,7 @@ class Origins:
         hint: str = HINT,
         hint_of_fixed: str = HINT,
     ) -> None:
-        self.found: list[Origin] = []
+        self.found: list[NonFiniteOrigin] = []
         self._include_constants = include_constants
         self._is_state_known = is_state_known
         self._sees_modules_alone = sees_modules_alone
@@ -227,7 +227,7 @@ class Origins:
 
     def add_source(
         self, node: int, name: str, tensor: torch.Tensor, is_input: bool
-    ) -> Origin | None:
+    ) -> NonFiniteOrigin | None:
         """An input or a buffer."""
         if not has_nonfinite(tensor):
             return None
@@ -237,7 +237,7 @@ class Origins:
 
     def _judge_source(
         self, node: int, name: str, tensor: torch.Tensor, is_input: bool
-    ) -> Origin | None:
+    ) -> NonFiniteOrigin | None:
         if self._is_state_known and not is_input and _is_no_mask(tensor):
             self._causes[node] = _Cause(_Why.FOUND)
             self._is_state_broken = True
@@ -263,7 +263,7 @@ class Origins:
         given: Callable[[], Sequence[Given]],
         constants: Callable[[], Iterable[float]],
         first: int | None = None,
-    ) -> Origin | None:
+    ) -> NonFiniteOrigin | None:
         """An operation made `tensor`. `given` and `constants` are called only if needed.
 
         If the operation makes several tensors, `first` is the first of them: it is reported once.
@@ -283,7 +283,7 @@ class Origins:
         given: Callable[[], Sequence[Given]],
         constants: Callable[[], Iterable[float]],
         first: int | None,
-    ) -> Origin | None:
+    ) -> NonFiniteOrigin | None:
         """Decides whether a result that is not finite is new, a consequence, or asked for."""
         sibling = None if first is None else self._found_between(first, node)
         if sibling is not None:
@@ -335,7 +335,7 @@ class Origins:
         given: Sequence[Given],
         evidence: _Evidence,
         numbers: Iterable[float],
-    ) -> Origin:
+    ) -> NonFiniteOrigin:
         """NaN is always a finding."""
         if any(map(math.isnan, numbers)):
             return self._add(node, result, given, _CONSTANT)
@@ -350,7 +350,7 @@ class Origins:
         result: ValueRange,
         given: Sequence[Given],
         evidence: _Evidence,
-    ) -> Origin | None:
+    ) -> NonFiniteOrigin | None:
         """Infinity is a finding if no argument explains it; of a module, only if NaN comes of it or
         it reaches an output.
         """
@@ -415,7 +415,7 @@ class Origins:
 
     def _blame_broken(
         self, node: int, result: ValueRange, given: Sequence[Given], evidence: _Evidence
-    ) -> Origin:
+    ) -> NonFiniteOrigin:
         """Reports parameters, or tensors from elsewhere, that were broken before."""
         broken = evidence.broken
         names = ", ".join(each.name for each in broken)
@@ -433,7 +433,7 @@ class Origins:
         if evidence.suspects:
             self._suspects[node] = evidence.suspects[0]
 
-    def add_gradient(self, read: Iterable[int]) -> tuple[bool, Origin | None]:
+    def add_gradient(self, read: Iterable[int]) -> tuple[bool, NonFiniteOrigin | None]:
         """The backward of an operation that read these values made a gradient that is not finite,
         from finite ones.
 
@@ -465,7 +465,7 @@ class Origins:
         if origins:
             self._causes[node] = _Cause(_Why.FOUND, origins)
 
-    def add_suspected_outputs(self) -> list[Origin]:
+    def add_suspected_outputs(self) -> list[NonFiniteOrigin]:
         """The pass is over: reports modules whose minus infinity reached an output."""
         suspects = [self._suspects[node] for node in self._outputs if node in self._suspects]
         found = []
@@ -530,7 +530,7 @@ class Origins:
         assert given.tensor is not None
         return given.is_parameter or _is_no_mask(given.tensor)
 
-    def _blame_source(self, node: int, source: _Source) -> Origin:
+    def _blame_source(self, node: int, source: _Source) -> NonFiniteOrigin:
         """NaN, in a value or a gradient, resulted from infinity in a source."""
         origin = self._add(source.node, source.result, (), f"{source.note} NaN resulted from it.")
         self._causes[node] = self._causes[source.node]
@@ -543,7 +543,7 @@ class Origins:
         given: Sequence[Given],
         note: str,
         also: frozenset[int] = frozenset(),
-    ) -> Origin:
+    ) -> NonFiniteOrigin:
         """A new origin; `also` are others that its result is a consequence of."""
         ranges = [
             value_range(name, tensor)
@@ -552,7 +552,7 @@ class Origins:
             and has_numbers(tensor)
             and (not (is_parameter or is_buffer) or has_nonfinite(tensor))
         ]
-        origin = Origin(len(self.found), node, result, tuple(ranges), note)
+        origin = NonFiniteOrigin(len(self.found), node, result, tuple(ranges), note)
         self.found.append(origin)
         self._causes[node] = _Cause(_Why.FOUND, also | {origin.number})
         return origin

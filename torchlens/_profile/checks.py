@@ -12,11 +12,11 @@ from torchlens._capture.observer import ObservedCall
 from torchlens._health.checker import HealthChecker
 from torchlens._health.checking import (
     Caller,
+    CheckedPlace,
     Checking,
     GradientSources,
     Held,
     Inputs,
-    Place,
 )
 from torchlens._health.tensor_statistics import has_nonfinite
 from torchlens._profile.ledger import Ledger, MeasuredCall, MeasuredStep, TensorFacts
@@ -69,7 +69,7 @@ class Checks:
 
     def _check_inputs(self, checker: HealthChecker, call: MeasuredCall, inputs: Inputs) -> None:
         if call.around is None:
-            place = Place("forward", call.step, -1, call.address, 1, "input")
+            place = CheckedPlace("forward", call.step, -1, call.address, 1, "input")
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
                 if not tensor.is_meta:
                     self._has_nonfinite = self._has_nonfinite or has_nonfinite(tensor)
@@ -141,7 +141,7 @@ class Checks:
         self, entry: int, operation: Operation, tensor: Tensor, references: References
     ) -> None:
         """An input, a buffer or an output of a model that is logged."""
-        place = Place(
+        place = CheckedPlace(
             "forward", self._ledger.steps[-1].number, -1, "", 1, operation.layer_type, entry
         )
         node = next((number for number in references if number is not None), None)
@@ -273,8 +273,8 @@ def _values(gradients: tuple[Any, ...]) -> list[Tensor]:
 
 def _place(
     phase: str, call: MeasuredCall | None, operation: str, entry: int | None = None
-) -> Place:
+) -> CheckedPlace:
     if call is None:
-        return Place(phase, 0, -1, "", 1, operation, entry)
+        return CheckedPlace(phase, 0, -1, "", 1, operation, entry)
     call = call.original or call
-    return Place(phase, call.step, call.index, call.address, call.pass_num, operation, entry)
+    return CheckedPlace(phase, call.step, call.index, call.address, call.pass_num, operation, entry)
