@@ -64,7 +64,7 @@ _REPEATS = ("protocol 3", "protocol 4")
 way_of = pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, id=name, marks=[pytest.mark.slow] if name in _REPEATS else [])
+        pytest.param(way, id=name, marks=[pytest.mark.soak] if name in _REPEATS else [])
         for name, way in WAYS.items()
     ],
 )
