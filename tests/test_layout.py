@@ -45,6 +45,7 @@ PUBLIC_NAMES = [
     "extract",
     "get_model_metadata",
     "load",
+    "log_calls",
     "log_forward_pass",
     "magnify",
     "monitor",

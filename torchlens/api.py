@@ -19,6 +19,7 @@ from torchlens._compat.monitor_names import known_options
 from torchlens._compat.torchlens_names import OPTION_NAMES, classic_drawing_options, no_such_name
 from torchlens._history.log_model import log_model
 from torchlens._history.model_history import LayersToSave, ModelHistory
+from torchlens._recording.called_model import model_of
 from torchlens._recording.frameworks import Model, OtherModel, as_model, title_of
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.tolerance import TOLERANCE
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torchlens._draw.drawing import Drawing
     from torchlens._edit.editing import Editing
     from torchlens._extract.feature_store import Features
+    from torchlens._history.log_calls import LoggedCalls
     from torchlens._monitor.read.reader import RunReader
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
@@ -73,8 +75,10 @@ def log_forward_pass(
     >>> history['conv2d_3_7'].tensor_contents
 
     Args:
-        model: Any `nn.Module`; or a JAX function, an Equinox or nnx module, the `apply` of a linen
-            module, or a dict of layers.
+        model: Any `nn.Module`; any other callable that computes with torch (a function, a bound
+            method such as `model.generate`, a pipeline, an exported program), whose models are
+            found in what it refers to; or a JAX function, an Equinox or nnx module, the `apply` of
+            a linen module, or a dict of layers.
         input_args: A tensor, or a list or tuple of positional arguments. If `forward` takes only
             one argument, a tuple is that argument. To pass a list as the only argument, write
             `[the_list]`.
@@ -99,7 +103,7 @@ def log_forward_pass(
         **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`,
             `vis_nesting_depth`, ...; `torchlens._draw.draw_options.DrawOptions` lists all of them.
     """
-    model = as_model(model, input_args, input_kwargs)
+    model = model_of(model, input_args, input_kwargs)
     given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
     vis_opt = vis_opt or ("unrolled" if given else "none")
@@ -128,6 +132,35 @@ def log_forward_pass(
     return history
 
 
+def log_calls(model: torch.nn.Module, **options: Any) -> "LoggedCalls":
+    """Logs every call of a model inside the `with` block, wherever in the program it is made.
+
+    Entering the block gives a list of histories, in the order of the calls. The calls return what
+    they return without a log. A call that raises has a history up to there.
+
+    >>> with log_calls(model) as histories:
+    ...     trainer.validate(model)
+    >>> histories[0].output
+
+    model: a module; calls of the modules inside it are part of its histories.
+    **options: those of `log_forward_pass`, such as `layers_to_save='none'`; each call keeps what
+        they say until you drop its history.
+    """
+    from torchlens._history.log_calls import LoggedCalls
+
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {got(model)}. To log one call of a function, "
+            "give it to log_forward_pass."
+        )
+    own = [field.name for field in fields(LogOptions)]
+    for name in options:
+        if name not in own:
+            listing = f"Available: {', '.join(own)}."
+            raise TypeError(no_such_name("log_calls()", "option", name, OPTION_NAMES, own, listing))
+    return LoggedCalls(model, LogOptions(**options))
+
+
 def get_model_metadata(
     model: Model, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None
 ) -> ModelHistory:
@@ -152,7 +185,7 @@ def show_model_graph(
 
     >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
     """
-    model = as_model(model, input_args, input_kwargs)
+    model = model_of(model, input_args, input_kwargs)
     given = classic_drawing_options("show_model_graph()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
     drawing = _drawing_options("show_model_graph()", model, vis_opt, given)
@@ -245,7 +278,7 @@ def validate_forward_pass(
     from torchlens._validate.validate import validate
 
     LogOptions(random_seed=random_seed)
-    model = as_model(model, input_args, input_kwargs)
+    model = model_of(model, input_args, input_kwargs)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
     return validate(model, args, kwargs, random_seed)
 

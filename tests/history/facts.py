@@ -33,7 +33,9 @@ def fields_of(thing: Any) -> list[str]:
 def facts_of(history: Any) -> dict[str, Any]:
     """Every field of the history and of each of its entries, and what can be made of it."""
     facts = {
-        name: plain(getattr(history, name)) for name in fields_of(history) if name != "layer_list"
+        name: plain(getattr(history, name))
+        for name in fields_of(history)
+        if name not in ("layer_list", "output")
     }
     for entry in history:
         facts |= {

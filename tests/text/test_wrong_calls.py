@@ -81,10 +81,6 @@ def test_inputs_that_were_given_the_wrong_way(arguments: Any, options: dict[str,
     [
         (X, "got a Tensor of shape (2, 4). The model is the first argument."),
         (MLP, "got the class MLP. Make an instance of it."),
-        (
-            torch.relu,
-            "got the function relu. To log a function, call it in the forward of a module.",
-        ),
         (None, "model must be a torch.nn.Module, got None."),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchlens._recording.called_model import CalledModel
 from torchlens._recording.trees import OPAQUE_TYPES, attributes_of
 
 
@@ -73,6 +74,8 @@ def parts_of(model: torch.nn.Module) -> Parts:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 buffers.append((prefix + name, buffer))
+    if isinstance(model, CalledModel):
+        classes[""] = model.title
     return parts
 
 
@@ -128,12 +131,19 @@ class Attributes:
         """The address of an attribute tensor, the shortest path if there are several; None if
         unknown.
         """
+        address, found = self._all().get(id(tensor), ("", None))
+        return address if found is not None and found() is tensor else None
+
+    def add(self, address: str, tensor: torch.Tensor) -> None:
+        """Names a tensor of a module that was found while the model ran."""
+        self._all()[id(tensor)] = address, weakref.ref(tensor)
+
+    def _all(self) -> "dict[int, tuple[str, weakref.ref[torch.Tensor]]]":
         if self._found is None:
             self._found = _look_through(
                 (self._addresses[id(module)], module) for module in self._modules
             )
-        address, found = self._found.get(id(tensor), ("", None))
-        return address if found is not None and found() is tensor else None
+        return self._found
 
 
 def _look_through(

@@ -5,11 +5,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
-from torchlens._capture.model_parts import Parts
+from torchlens._capture.model_parts import Parts, named_modules
 from torchlens._capture.recorder import Recorder
 from torchlens._capture.selection import Selection
 from torchlens._capture.unreported import record_identity, record_opaque
@@ -103,6 +104,10 @@ class ModuleTracker:
         self._addresses = parts.addresses
         self.scripted = parts.scripted
         self._outside_modules: list[Any] = []  # kept alive so that ids stay unique
+        self._classes = parts.classes
+        # Names the tensors of modules that are found during the pass; None: such modules are not
+        # recorded, as in the log of a model that calls others.
+        self.name_tensor: Callable[[str, torch.Tensor], None] | None = None
         self._rows_before = [0]  # the number of rows at the start of each call
         self._num_calls: dict[str, int] = {}
 
@@ -117,6 +122,8 @@ class ModuleTracker:
         """
         recorder = self.recorder
         address = self._addresses.get(id(module))
+        if address is None and self.name_tensor is not None and recorder.is_on():
+            address = self._name_late(module)
         # Not a module of the model, or called inside an operation.
         if address is None or not recorder.is_on():
             return self._enter_outside_module(module)
@@ -159,6 +166,22 @@ class ModuleTracker:
         self.scripted.add(id(module))
         self._outside_modules.append(module)
         return 0
+
+    def _name_late(self, module: Any) -> str:
+        """Names a module that nothing led to before the pass, and those in it, by its class."""
+        assert self.name_tensor is not None
+        self._outside_modules.append(module)
+        name, number = type(module).__name__, 2
+        while name in self._classes:
+            name, number = f"{type(module).__name__}_{number}", number + 1
+        for inner, own in named_modules(module):
+            address = f"{name}.{inner}" if inner else name
+            self._addresses.setdefault(id(own), address)
+            self._classes[address] = type(own).__name__
+            for key, tensor in chain(own._parameters.items(), own._buffers.items()):
+                if tensor is not None:
+                    self.name_tensor(f"{address}.{key}", tensor)
+        return self._addresses[id(module)]
 
     def leave(self, call: int, result: Any) -> None:
         """Records the end of a module call."""

@@ -175,6 +175,7 @@ class CaptureOptions:
     keeps_gradients: bool = False
     max_nodes: int | None = None
     random_seed: int | None = None
+    keeps_output: bool = False
 
 
 # -- the model and its inputs
@@ -189,7 +190,7 @@ def check_model(model: Any) -> None:
         elif isinstance(model, torch.Tensor):
             hint = "The model is the first argument."
         elif callable(model):
-            hint = "To log a function, call it in the forward of a module."
+            hint = "Functions can be logged, drawn and validated; this is for modules alone."
             if is_for_jax(model):
                 hint = (
                     "A JAX function can be logged, drawn and validated, but this function is for "

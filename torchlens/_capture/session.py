@@ -44,6 +44,7 @@ from torchlens._capture.threads import (
     row_branches,
 )
 from torchlens._capture.unreported import UnseenTensors, came_back
+from torchlens._recording.called_model import CalledModel
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.origin import InputTensor, LiveOrigin, version_of
@@ -95,7 +96,8 @@ class Session:
                 by_operation=options.keeps_args,
                 as_returned=options.saves is True,
             )
-        self._unseen = UnseenTensors(Attributes(self._parts.modules, self._parts.addresses))
+        attributes = Attributes(self._parts.modules, self._parts.addresses)
+        self._unseen = UnseenTensors(attributes)
         self._recorder = Recorder(
             self._memory,
             options.saves,
@@ -107,6 +109,8 @@ class Session:
         )
         exchange_results(self._recorder, [own for own in CURRENT.exchanges if own.model is model])
         self._tracker = ModuleTracker(self._parts, self._recorder, selection)
+        if isinstance(model, CalledModel):
+            self._tracker.name_tensor = attributes.add
         self._wanted = self._tracker.saved if options.saves is True and options.keys else None
         if outflow is not None:
             self._recorder.watch_memory(
@@ -123,6 +127,7 @@ class Session:
         self._buffers: list[tuple[str, int]] = []
         self._outside_storages: list[int] = []
         self._origin = LiveOrigin()
+        self._output: Any = None
         self._returns_data = False
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
@@ -146,6 +151,8 @@ class Session:
                     self._outputs.append((path, self._recorder.add_output(tensor)))
                     outliving.append(tensor)
             self._recorder.failures.settle(None)
+            if self.options.keeps_output:
+                self._output = result
             return result
         except BaseException as error:
             self._recorder.failures.settle(error)
@@ -333,6 +340,7 @@ class Session:
             trained=recorder.trained,
             joint_params=recorder.joint_params,
             origin=self._origin,
+            output=self._output,
             received=recorder.received,
             sent=recorder.sent,
             edited=recorder.edited,

@@ -178,6 +178,7 @@ class Log:
             recording.gradients.clear()
             recording.slices.clear()
             recording.saved_args.clear()
+            recording.output = None
 
         recording = self.recording
         freed_memory().drop(free)

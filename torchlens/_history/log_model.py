@@ -24,11 +24,13 @@ from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._history.model_history import ModelHistory
-from torchlens._recording.frameworks import OtherModel, as_model
+from torchlens._recording.called_model import model_of
+from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.functions import StandIn
 from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.origin import version_of
 from torchlens._recording.recording import Recording, Row, located
+from torchlens._recording.trees import named_tensors
 from torchlens._recording.user_code import source_line, warn_caller
 from torchlens._recording.wrappers import why_valueless
 from torchlens._text.lazy_import import lazy_function
@@ -45,11 +47,20 @@ def log_model(
     model: Any, input_args: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions
 ) -> ModelHistory:
     """Runs a model on checked arguments; `input_args` are the same as the caller gave them."""
+    history, _ = log_call(model, input_args, args, kwargs, options)
+    return history
+
+
+def log_call(
+    model: Any, input_args: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions
+) -> tuple[ModelHistory, Any]:
+    """The same, with what the model returned."""
     capture = CaptureOptions(
         transform=options.transform,
         keeps_args=options.save_function_args,
         keeps_gradients=options.save_gradients,
         random_seed=options.random_seed,
+        keeps_output=True,
     )
     # Not a context manager: an interrupt may come after it has been entered and before its block
     # begins.
@@ -58,7 +69,8 @@ def log_model(
         pause_collector(user)
         if options.layers_to_save in ("all", "none"):
             saves = options.layers_to_save == "all"
-            log = Log(_run(model, args, kwargs, replace(capture, saves=saves)), capture)
+            recording = _run(model, args, kwargs, replace(capture, saves=saves))
+            log = Log(recording, capture)
         else:
             log = _run_selecting(model, args, kwargs, options, capture)
     except Exception as error:
@@ -76,7 +88,21 @@ def log_model(
     log.marks_distances = options.mark_input_output_distances
     log.keeps_unsaved = options.keep_unsaved_layers
     log.note_values_changed()
-    return ModelHistory(log)
+    output = log.recording.output
+    if not _may_keep_output(log.recording, options):
+        log.recording.output = None
+    return ModelHistory(log), output
+
+
+def _may_keep_output(recording: Recording, options: LogOptions) -> bool:
+    """Whether a history may hold the output: not if it would keep tensors, or the autograd graph,
+    that were not to be kept.
+    """
+    if options.layers_to_save == "none":
+        return not recording.outputs
+    if not options.detach_saved_tensors or recording.framework != "torch":
+        return True
+    return not any(tensor.requires_grad for _, tensor in named_tensors(recording.output))
 
 
 def _run(model: Any, args: list[Any], kwargs: dict[str, Any], capture: CaptureOptions) -> Recording:
@@ -167,7 +193,7 @@ def rerun(
             f"{postfunc.explanation} Log the model anew: log_forward_pass(model, ..., "
             "activation_postfunc=...)."
         )
-    model = as_model(model, input_args, input_kwargs)
+    model = model_of(model, input_args, input_kwargs)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
     # Numbers of entries are those of the run where threads took turns: what is saved must be chosen
     # afterwards.

@@ -165,6 +165,16 @@ class ModelHistory(HistoryFields, ClassicAccess):
         return summarize(self, depth, sort_by, width, limit)
 
     @property
+    def output(self) -> Any:
+        """What the model returned, itself: whatever object it is.
+
+        None where it was not kept: if it would hold tensors that are not to be kept
+        (`layers_to_save='none'`, `detach_saved_tensors=True`), in a copy or a file, and after
+        `cleanup()`.
+        """
+        return self._log.recording.output
+
+    @property
     def structure_hash(self) -> str:
         """32 digits that are the same for models that do the same: docs/structure.md says what
         counts.

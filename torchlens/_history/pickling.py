@@ -86,13 +86,15 @@ def copied_deeply(recording: Recording, memo: dict[int, Any]) -> Recording:
     packer = Packer(opened_params(recording.params))
     held = _packed_tensors(recording, packer)
     packer.finish()
-    return _settled(replace(recording, **copy.deepcopy(held, memo)), changed_entries(recording))
+    held = copy.deepcopy(held, memo)
+    return _settled(replace(recording, **held, output=None), changed_entries(recording))
 
 
 def packed(recording: Recording) -> dict[str, Any]:
     """The fields of a recording, ready to be pickled; `unpacked` makes one of them again."""
     packer = Packer(opened_params(recording.params))
     kept = {field.name: getattr(recording, field.name) for field in fields(recording)}
+    del kept["output"]  # an object of any class
     kept |= _packed_tensors(recording, packer)
     pack, code = packer.pack, packer.code
     kept["rows"] = [

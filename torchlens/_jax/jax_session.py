@@ -53,6 +53,7 @@ class JaxSession:
         self.params: list[torch.nn.Parameter] = []
         self._versions: list[int] = []
         self._origin = LiveOrigin()
+        self._output: Any = None
         self._returns_data = False
         self._seconds_forward = self._seconds_total = self._seconds_setup = self._started_at = 0.0
 
@@ -69,6 +70,8 @@ class JaxSession:
         try:
             result = self._run_logged(args, kwargs, start)
             self._add_outputs(result)
+            if self.options.keeps_output:
+                self._output = result
             self._settle_traced_calls()
             if not recorder.num_seen:
                 raise TorchLensError(
@@ -241,6 +244,7 @@ class JaxSession:
             returns_data=self._returns_data,
             framework="jax",
             origin=self._origin,
+            output=self._output,
         )
 
 

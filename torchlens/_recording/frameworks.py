@@ -140,4 +140,6 @@ def title_of(model: Any) -> str:
     """The name of a model's function for a message: `Net.forward`, or the name of a JAX
     function.
     """
-    return model.name if isinstance(model, OtherModel) else f"{type(model).__name__}.forward"
+    if isinstance(model, OtherModel):
+        return model.name
+    return getattr(model, "title", None) or f"{type(model).__name__}.forward"

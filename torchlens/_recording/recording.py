@@ -224,6 +224,8 @@ class Recording:
     # Another address of a shared module or parameter → the address that the log uses.
     module_aliases: dict[str, str] = field(default_factory=dict)
     origin: Origin | LiveOrigin = field(default_factory=Origin)
+    # What the model returned, if the log keeps it.
+    output: Any = None
     is_copy: bool = False  # pickled or deep-copied: its tensors have no autograd graph
 
     def is_trained(self, number: int) -> bool:

@@ -31,9 +31,9 @@ def check_calls(
 
     `logged` is a recording of another run. The model must be in the state it began the runs in.
     """
-    check = _CallsCheck(subject, logged, report)
-    check.check_tensors()
     addresses = {id(module): _address(name) for name, module in model.named_modules()}
+    check = _CallsCheck(subject, logged, report, set(addresses.values()))
+    check.check_tensors()
     for call in subject.calls:
         running = [addresses[module] for module in call.modules if addresses.get(module)]
         for number in range(call.first, call.last):
@@ -47,8 +47,11 @@ def check_calls(
 
 
 class _CallsCheck:
-    def __init__(self, subject: Subject, logged: Recording, report: ValidationReport) -> None:
+    def __init__(
+        self, subject: Subject, logged: Recording, report: ValidationReport, known: set[str]
+    ) -> None:
         self._subject = subject
+        self._known = known  # addresses; a function may make further modules while it runs
         self._logged = logged
         self._report = report
         self._recording = subject.log.recording
@@ -102,7 +105,7 @@ class _CallsCheck:
         while 0 < call < len(calls) and len(found) <= len(calls):
             found.append(calls[call].address)
             call = calls[call].parent
-        return found[::-1]
+        return [address for address in found[::-1] if address in self._known]
 
     def check_inputs(self, inputs: dict[Path, torch.Tensor]) -> None:
         """The input entries are the tensors of the arguments that they are named after."""

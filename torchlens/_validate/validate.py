@@ -50,7 +50,7 @@ def validate(
     if isinstance(model, OtherModel):
         return validate_jax(model, args, kwargs, random_seed)
     assert isinstance(model, torch.nn.Module)
-    report = ValidationReport(type(model).__name__)
+    report = ValidationReport(getattr(model, "title", type(model).__name__))
     had_compiler = _COMPILER in sys.modules
     try:
         state = State(model, (args, kwargs))
