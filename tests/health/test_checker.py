@@ -10,7 +10,7 @@ from torch import nn
 
 import torchlens as tl
 from torchlens._health.checker import HealthChecker
-from torchlens._health.checking import CheckedPlace, Inputs
+from torchlens._health.checking import CheckedPlace, GivenInputs
 from torchlens._health.tensor_statistics import value_range
 
 INF = math.inf
@@ -448,7 +448,7 @@ def test_integers_and_booleans_are_nothing_to_look_at():
     checker = HealthChecker("health")
     place = CheckedPlace("forward", 1, 0, "", 1, "add")
     for tensor in (torch.arange(3), torch.tensor([True]), torch.empty(0)):
-        checker.on_value(place, tensor, Inputs((tensor,), {}))
+        checker.on_value(place, tensor, GivenInputs((tensor,), {}))
     assert checker.first_nonfinite is None
 
 

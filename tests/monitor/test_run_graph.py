@@ -11,7 +11,7 @@ from torch import nn
 
 import torchlens as tl
 from torchlens._monitor.serve.graph_page import graph_page
-from torchlens._page.data import page_data
+from torchlens._page.page_data import page_data
 
 
 class Writing(nn.Module):

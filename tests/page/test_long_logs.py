@@ -11,8 +11,8 @@ from tests.failures import partial_history
 from tests.page.viewer_models import history_of
 from tests.work import lines_run
 from torchlens._page import parts as parts_of_pages
-from torchlens._page.data import page_data
 from torchlens._page.page import explore
+from torchlens._page.page_data import page_data
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import torchlens as tl
 from tests.networks import HandingOn
 from tests.page.viewer_models import LoopInLoop, history_of
 from tests.work import lines_run
-from torchlens._page.data import page_data
 from torchlens._page.folding import fold
 from torchlens._page.outline import outline
+from torchlens._page.page_data import page_data
 from torchlens._page.parts import Outline, Part
 
 

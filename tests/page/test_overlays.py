@@ -5,8 +5,8 @@ import torch
 import torchlens as tl
 from tests.networks import MLP
 from torchlens._history.overlay import Overlay
-from torchlens._page.data import page_data
 from torchlens._page.page import explore
+from torchlens._page.page_data import page_data
 
 
 def test_an_overlay_shows_its_unit_and_what_was_measured_of_a_module(visit, tmp_path):

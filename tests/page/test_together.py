@@ -18,8 +18,8 @@ from tests.page.test_outline_loops import _random_program as random_program
 from tests.page.viewer_models import GPT2, Recurrent, ResidualBlock, ResNet18, failed_history
 from torchlens._history.correspondence import match
 from torchlens._history.model_history import ModelHistory
-from torchlens._page.data import carried_data
 from torchlens._page.differences import find_differences
+from torchlens._page.page_data import carried_data
 from torchlens._page.pairs import ShownPair, Side, matched_pairs
 from torchlens._page.together import explore_together
 

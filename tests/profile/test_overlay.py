@@ -12,7 +12,7 @@ from tests.profile.profile_records import made_up, module, operations
 from torchlens._draw.draw_options import DrawOptions
 from torchlens._draw.drawing import make_drawing
 from torchlens._history.overlay import Overlay
-from torchlens._page.data import page_data
+from torchlens._page.page_data import page_data
 from torchlens._profile.quantities import overlay
 
 

@@ -9,7 +9,7 @@ import torch
 
 from torchlens._attention.eager import eager_attention
 from torchlens._attention.fused import Rebuilt, first_queries, is_fused, rebuilt, thinned
-from torchlens._history.attention import product_after, softmax_before
+from torchlens._history.attention_parts import product_after, softmax_before
 from torchlens._history.log import Log
 from torchlens._recording.tolerance import TOLERANCE, epsilon_of
 from torchlens._recording.unseen import unseen

@@ -3,7 +3,7 @@
 import torch
 
 from torchlens._attention.fused import Rebuilt
-from torchlens._history.attention import (
+from torchlens._history.attention_parts import (
     HANDED_ON,
     operands,
     scores_before,

@@ -58,7 +58,7 @@ class _Enough(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LightStep:
     """One step of a program: a module that is entered, or a call of a function."""
 
     call: Any  # the module (its class if the model makes it anew each time), or the function
@@ -171,11 +171,11 @@ class _Learning(_LightMode):
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.steps: list[Step] = []
+        self.steps: list[LightStep] = []
         self._own = set(map(id, model.modules()))
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.steps.append(Step(module if id(module) in self._own else type(module)))
+        self.steps.append(LightStep(module if id(module) in self._own else type(module)))
 
     def __torch_function__(
         self,
@@ -192,12 +192,12 @@ class _Learning(_LightMode):
         if self.operator is not None:
             operation, self.operator = self.operator, None
         at = len(self.steps)
-        self.steps.append(Step(func, operation.name))
+        self.steps.append(LightStep(func, operation.name))
         written = written_by(operation, args, kwargs)
         result = func(*args, **(kwargs or {}))
         made = _tensors_of(result, written) if result is not NotImplemented else []
         may_write = bool(operation.written) or bool(kwargs and "out" in kwargs)
-        self.steps[at] = Step(func, operation.name, len(made), may_write)
+        self.steps[at] = LightStep(func, operation.name, len(made), may_write)
         return result
 
 
@@ -208,14 +208,18 @@ def _tensors_of(result: Any, written: Sequence[Tensor]) -> list[Tensor]:
     return [tensor for _, tensor in plain_tensors(result)] or list(written)
 
 
-def learn(model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Step]:
+def learn(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[LightStep]:
     """The steps of one run of the model."""
     learning = _Learning(model)
     learning.run(model, args, kwargs)
     return learning.steps
 
 
-def find_rows(recording: Recording, steps: Sequence[Step]) -> dict[int, tuple[int, int]] | None:
+def find_rows(
+    recording: Recording, steps: Sequence[LightStep]
+) -> dict[int, tuple[int, int]] | None:
     """Row → (the step that made it, its number among the tensors of that call).
 
     None if the recording has other rows than the steps make. An output and the `identity` of a
@@ -245,7 +249,7 @@ def find_rows(recording: Recording, steps: Sequence[Step]) -> dict[int, tuple[in
 class Program:
     """What a model does for some inputs, and the calls whose results are chosen."""
 
-    def __init__(self, steps: Sequence[Step], places: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(self, steps: Sequence[LightStep], places: Mapping[str, tuple[int, int]]) -> None:
         self.calls = [*(step.call for step in steps), _END]
         self.chosen: dict[int, list[tuple[str, int]]] = {}
         for name, (at, index) in places.items():

@@ -168,11 +168,11 @@ class ComparedModel(Entries):
         return {self._groups[w] for w in self.own_weights[entry] if w in self._groups}
 
     @cached_property
-    def features(self) -> "Features":
-        return Features(self)
+    def features(self) -> "EntryFeatures":
+        return EntryFeatures(self)
 
 
-class Features:
+class EntryFeatures:
     """The properties of computed entries by which they are aligned, as arrays."""
 
     def __init__(self, model: ComparedModel) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from torchlens._diff.compared_model import ComparedModel, Features
+from torchlens._diff.compared_model import ComparedModel, EntryFeatures
 from torchlens._diff.fingerprints import Shelf
 from torchlens._diff.layouts import AxisOrder, best_layout, layouts_between
 from torchlens._recording.tolerance import (
@@ -361,7 +361,7 @@ def _without_counts(weight_history: bytes) -> bytes:
 
 
 def _similarity(
-    a: Features, row: int, b: Features, columns: np.ndarray, both_last: np.ndarray
+    a: EntryFeatures, row: int, b: EntryFeatures, columns: np.ndarray, both_last: np.ndarray
 ) -> np.ndarray:
     """The similarity of an entry of the reference and each of several of the candidate, by
     operation, weights and module; -inf if they cannot correspond.
@@ -392,7 +392,7 @@ def _similarity(
     return np.where(possible, score, -np.inf)
 
 
-def _is_alike(a: Features, row: int, b: Features, column: int) -> bool:
+def _is_alike(a: EntryFeatures, row: int, b: EntryFeatures, column: int) -> bool:
     """True if two entries have operations of one kind, or the same weights, or are both returned by
     modules with the same numbers.
     """

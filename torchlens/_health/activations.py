@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchlens._health.checking import CheckedPlace, Inputs
+from torchlens._health.checking import CheckedPlace, GivenInputs
 from torchlens._health.finding import Finding
 from torchlens._health.tensor_statistics import has_numbers
 
@@ -124,7 +124,7 @@ class ActivationStatistics:
         self._step = -1
         self._seen: dict[tuple[Any, ...], int] = {}
 
-    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs) -> None:
+    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: GivenInputs) -> None:
         kind = activation_kind(place.operation)
         is_zeroing = kind in ZEROING
         if (
@@ -162,7 +162,7 @@ class ActivationStatistics:
         return activity
 
     def _add_saturation(
-        self, activity: Activity, kind: str, tensor: torch.Tensor, inputs: Inputs
+        self, activity: Activity, kind: str, tensor: torch.Tensor, inputs: GivenInputs
     ) -> None:
         low, high = BOUNDED[kind]
         kwargs = inputs.kwargs or {}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens._health.activations import ActivationStatistics, Activity
-from torchlens._health.checking import CheckedPlace, Checking, GradientSources, Inputs
+from torchlens._health.checking import CheckedPlace, Checking, GivenInputs, GradientSources
 from torchlens._health.live_nonfinite import NonFiniteFindings
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
@@ -90,13 +90,13 @@ class HealthChecker:
         """
         self._origins.on_boundary(place, tensor, node)
 
-    def on_entered(self, place: CheckedPlace, inputs: Inputs) -> None:
+    def on_entered(self, place: CheckedPlace, inputs: GivenInputs) -> None:
         """Before a module whose operations are not checked: the model, and any module once a value
         was not finite.
         """
         self._origins.on_entered(place, inputs)
 
-    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs) -> None:
+    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: GivenInputs) -> None:
         """After an operation (at module level: a module) made `tensor` from `inputs`.
 
         With `Checking.NONFINITE`, it is called for inner modules only if a result is not finite.

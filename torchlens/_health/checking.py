@@ -74,7 +74,7 @@ def _no_address(tensor: torch.Tensor) -> str | None:
     return None
 
 
-class Inputs(NamedTuple):
+class GivenInputs(NamedTuple):
     """The arguments of an operation, or at module level of a module."""
 
     args: tuple[Any, ...]

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from torchlens._health.checking import Caller, CheckedPlace, Checking, GradientSources, Held, Inputs
+from torchlens._health.checking import (
+    Caller,
+    CheckedPlace,
+    Checking,
+    GivenInputs,
+    GradientSources,
+    Held,
+)
 from torchlens._health.nonfinite import (
     FROM_OUTSIDE,
     HINT,
@@ -127,7 +134,7 @@ class NonFiniteFindings:
                 state, state.rules.add_source(node, name if is_input else _BUFFER, tensor, is_input)
             )
 
-    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs) -> None:
+    def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: GivenInputs) -> None:
         state = self._step
         if place.step != state.step:
             if not has_nonfinite(tensor):
@@ -147,7 +154,7 @@ class NonFiniteFindings:
         elif inputs.caller is None:
             state.rules.add_output(_FINITE)
 
-    def on_entered(self, place: CheckedPlace, inputs: Inputs) -> None:
+    def on_entered(self, place: CheckedPlace, inputs: GivenInputs) -> None:
         """Before a module whose operations are not checked: notes which of its inputs are not
         finite.
         """
@@ -161,7 +168,7 @@ class NonFiniteFindings:
                 ]
 
     def _on_module(
-        self, state: "_StepOrigins", place: CheckedPlace, tensor: torch.Tensor, inputs: Inputs
+        self, state: "_StepOrigins", place: CheckedPlace, tensor: torch.Tensor, inputs: GivenInputs
     ) -> None:
         rules, modules = state.rules, state.modules
         known = modules.node_of(tensor)
@@ -426,7 +433,7 @@ class _ModuleResults:
         )
 
 
-def _given_by_reference(inputs: Inputs, result: torch.Tensor) -> list[Given]:
+def _given_by_reference(inputs: GivenInputs, result: torch.Tensor) -> list[Given]:
     """The arguments of an operation, with their entry numbers. The value of an argument that the
     operation has overwritten is None.
     """
@@ -456,7 +463,7 @@ def _given_by_module(held: list[Held]) -> list[Given]:
     ]
 
 
-def _located_tensors(inputs: Inputs) -> Iterator[tuple[Any, str, torch.Tensor]]:
+def _located_tensors(inputs: GivenInputs) -> Iterator[tuple[Any, str, torch.Tensor]]:
     """The floating-point and complex tensors among the arguments: the location in the recorder's
     references, a name, and the tensor.
     """
@@ -466,7 +473,7 @@ def _located_tensors(inputs: Inputs) -> Iterator[tuple[Any, str, torch.Tensor]]:
         yield path[0] if len(path) == 1 else path, name, tensor
 
 
-def _named_tensors(inputs: Inputs) -> Iterator[tuple[str, torch.Tensor]]:
+def _named_tensors(inputs: GivenInputs) -> Iterator[tuple[str, torch.Tensor]]:
     for _, name, tensor in _located_tensors(inputs):
         yield name, tensor
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from torchlens._history.attention import AttentionParts, attentions_in
+from torchlens._history.attention_parts import AttentionParts, attentions_in
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup

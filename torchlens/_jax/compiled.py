@@ -97,7 +97,7 @@ class CompiledRun:
         self._name = name
         self._choose = choose
         self._keeps_params = keeps_params
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, CompiledProgram] = {}
         self._traces_numbers = True  # until the function fails with traced numbers
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, "CompiledCall"]:
@@ -110,7 +110,7 @@ class CompiledRun:
             self._programs[self._kind_of(args, kwargs)] = program
         return program.run(args, kwargs)
 
-    def _trace(self, args: list[Any], kwargs: dict[str, Any]) -> "Program":
+    def _trace(self, args: list[Any], kwargs: dict[str, Any]) -> "CompiledProgram":
         """jit traces numbers, except static arguments (`static_argnums`), which it does not show:
         if the function fails with traced numbers, all numbers count as static.
         """
@@ -126,8 +126,8 @@ class CompiledRun:
 
     def _program(
         self, args: list[Any], kwargs: dict[str, Any], is_given: Callable[[Any], bool]
-    ) -> "Program":
-        return Program(
+    ) -> "CompiledProgram":
+        return CompiledProgram(
             self._model, self._name, args, kwargs, self._trees, is_given, self._keeps_params
         )
 
@@ -149,7 +149,7 @@ def _is_array_or_number(leaf: Any) -> bool:
     )
 
 
-class Program:
+class CompiledProgram:
     """One traced program: its recording without values, and the compiled function that returns the
     values of a call.
     """
@@ -340,7 +340,7 @@ class Program:
 class CompiledCall:
     """The values of one call of a program; JAX may still be computing them."""
 
-    def __init__(self, program: Program, wholes: dict[Any, Any]) -> None:
+    def __init__(self, program: CompiledProgram, wholes: dict[Any, Any]) -> None:
         self.program = program
         self._wholes = wholes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchlens._history.model_history import ModelHistory
-from torchlens._page.data import page_data
+from torchlens._page.page_data import page_data
 from torchlens._recording.unseen import unseen
 from torchlens._text.error_wording import checked_file, got
 

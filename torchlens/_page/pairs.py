@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torchlens._history.correspondence import Matching
 from torchlens._history.model_history import ModelHistory
-from torchlens._page.data import Carried
+from torchlens._page.page_data import Carried
 from torchlens._page.parts import Part
 from torchlens._text.error_wording import got
 

@@ -27,7 +27,6 @@ from typing import Any
 
 from torchlens._history.correspondence import match
 from torchlens._history.model_history import ModelHistory
-from torchlens._page.data import carried_data
 from torchlens._page.differences import (
     KINDS_OF_DIFFERENCE,
     Difference,
@@ -35,6 +34,7 @@ from torchlens._page.differences import (
     given_differences,
 )
 from torchlens._page.page import PAGE, Exploration, bundle, check_title, filled_template, write_page
+from torchlens._page.page_data import carried_data
 from torchlens._page.pairs import PartPair, Side, given_pairs, matched_pairs
 from torchlens._recording.unseen import unseen
 from torchlens._text.error_wording import checked_file, got

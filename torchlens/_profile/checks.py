@@ -14,9 +14,9 @@ from torchlens._health.checking import (
     Caller,
     CheckedPlace,
     Checking,
+    GivenInputs,
     GradientSources,
     Held,
-    Inputs,
 )
 from torchlens._health.tensor_statistics import has_nonfinite
 from torchlens._profile.ledger import Ledger, MeasuredCall, MeasuredStep, TensorFacts
@@ -65,9 +65,11 @@ class Checks:
         if self._checking is not Checking.NOTHING:
             _register(self._inputs, call, call.inputs)
             if not call.measured_step.is_logged and (call.around is None or self._has_nonfinite):
-                self._run(self._check_inputs, call, Inputs(args, kwargs))
+                self._run(self._check_inputs, call, GivenInputs(args, kwargs))
 
-    def _check_inputs(self, checker: HealthChecker, call: MeasuredCall, inputs: Inputs) -> None:
+    def _check_inputs(
+        self, checker: HealthChecker, call: MeasuredCall, inputs: GivenInputs
+    ) -> None:
         if call.around is None:
             place = CheckedPlace("forward", call.step, -1, call.address, 1, "input")
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
@@ -104,7 +106,7 @@ class Checks:
                 caller = Caller(
                     _place("forward", above, above.module_type), partial(self._held, above)
                 )
-            given = Inputs(inputs[0], inputs[1], held=partial(self._held, call), caller=caller)
+            given = GivenInputs(inputs[0], inputs[1], held=partial(self._held, call), caller=caller)
             for tensor in outputs:
                 if not tensor.is_meta:
                     checker.on_value(place, tensor, given)
@@ -125,7 +127,7 @@ class Checks:
         place = _place("forward", call, observed.operation.layer_type, observed.first)
         place = place._replace(code=observed.code, instruction=observed.instruction)
         address_of = self._ledger.modules.address_of_parameter
-        inputs = Inputs(
+        inputs = GivenInputs(
             observed.args, observed.kwargs, observed.references, observed.first, address_of
         )
         made = [tensor for _, tensor in plain_tensors(result)]

@@ -103,7 +103,7 @@ _WORDS = ("type", "output", "module")  # columns of text
 
 
 @dataclass(slots=True)
-class _Row:
+class _TableRow:
     name: str
     texts: dict[str, str]  # by the name of a column
     values: dict[str, float | None] = field(default_factory=dict)  # by quantity
@@ -246,7 +246,7 @@ def wrapped(text: str, width: int, indent: str) -> list[str]:
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def _descending(name: str, row: _Row) -> float:
+def _descending(name: str, row: _TableRow) -> float:
     value = row.values.get(name)
     return float("inf") if value is None else -value
 
@@ -256,7 +256,7 @@ def _descending(name: str, row: _Row) -> float:
 
 def _module_rows(
     measurements: Measurements, columns: Sequence[_Column], request: _Request, notes: list[str]
-) -> list[_Row]:
+) -> list[_TableRow]:
     """The modules as a list, if the rows are to be sorted, or as a tree."""
     is_list = request.sort_by is not None
     rows = _named_modules(measurements, is_list, notes)
@@ -298,7 +298,7 @@ def _depth_shown(records: list[ModuleRecord], request: _Request, notes: list[str
 
 def _module_row(
     record: ModuleRecord, columns: Sequence[_Column], whole: float | None, times: str
-) -> _Row:
+) -> _TableRow:
     calls = record.measured_calls
     total = module_value(record, QUANTITIES["total_time"], times)
     texts = {
@@ -306,7 +306,7 @@ def _module_row(
         "output": _shapes_text(calls[-1].output_shapes) if calls else "",
         "share": _share_text(total, whole),
     }
-    row = _Row(record.address, texts)
+    row = _TableRow(record.address, texts)
     row.add_values(columns, lambda name: module_value(record, QUANTITIES[name], times))
     return row
 
@@ -338,7 +338,7 @@ def _fitting_depth(records: list[ModuleRecord], deepest: int) -> int:
 
 def _type_rows(
     measurements: Measurements, columns: Sequence[_Column], request: _Request, _: list[str]
-) -> list[_Row]:
+) -> list[_TableRow]:
     """One row for each type of module that was called."""
     by_type: dict[str, list[ModuleRecord]] = {}
     for record in measurements.root.walk():
@@ -356,19 +356,19 @@ def _type_row(
     inside: dict[int, list[CallRecord]],
     whole: float | None,
     times: str,
-) -> _Row:
+) -> _TableRow:
     def value_of(name: str) -> float | None:
         return own_value(records, QUANTITIES[name], inside, times)
 
     share = _share_text(value_of("total_time"), whole)
-    row = _Row(name, {"modules": str(len(records)), "share": share})
+    row = _TableRow(name, {"modules": str(len(records)), "share": share})
     row.add_values(columns, value_of)
     return row
 
 
 def _operation_rows(
     measurements: Measurements, columns: Sequence[_Column], request: _Request, _: list[str]
-) -> list[_Row]:
+) -> list[_TableRow]:
     names = {column.name for column in columns if column.name in QUANTITIES} | {"total_time"}
     found = {
         name: operation_values(measurements, QUANTITIES[name], request.times) for name in names
@@ -382,7 +382,7 @@ def _operation_rows(
             "output": _shapes_text([record.shape]),
             "share": _share_text(found["total_time"].get(label), whole),
         }
-        row = _Row(label, texts)
+        row = _TableRow(label, texts)
         row.add_values(columns, partial(_of_label, found, label))
         rows.append(row)
     return rows
@@ -407,7 +407,7 @@ def _share_text(value: float | None, whole: float | None) -> str:
     return "-" if value is None or not whole else share_text(value, whole)
 
 
-def _laid_out(by: str, columns: Iterable[_Column], rows: list[_Row], room: int) -> list[str]:
+def _laid_out(by: str, columns: Iterable[_Column], rows: list[_TableRow], room: int) -> list[str]:
     """Heading, rule and rows, without empty columns and those that do not fit."""
     shown = [Column(by, [row.name for row in rows], is_number=False)]
     for column in columns:

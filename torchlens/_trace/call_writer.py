@@ -25,7 +25,7 @@ from torchlens._trace.documents import call_document, graph_document, value_form
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call
 from torchlens._trace.python_values import PythonWriter
 from torchlens._trace.save import short_note, trace_metadata
-from torchlens._trace.shards import ShardWriter, bytes_tensor, json_bytes, json_tensor
+from torchlens._trace.shards import TraceShards, bytes_tensor, json_bytes, json_tensor
 from torchlens._trace.tensors import Note, TensorWriter, as_stored
 
 # A call with no more than this is written at once: waking another thread would take longer.
@@ -78,7 +78,7 @@ class CallWriter:
         self.num_written = 0  # of the calls; known once it is closed
         self.problem: str | None = None
         self._pid = os.getpid()
-        self._shards = ShardWriter(path, trace_metadata(), shard_bytes)
+        self._shards = TraceShards(path, trace_metadata(), shard_bytes)
         self._max_bytes = max_bytes
         self._is_kept = is_kept
         self._graphs: dict[bytes, int] = {}  # numbers of the written graphs, by their digest

@@ -12,7 +12,7 @@ from torchlens._text.error_wording import check_count, checked_file, got
 from torchlens._trace.documents import call_document, graph_document, options_form, value_forms
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call
 from torchlens._trace.python_values import PythonWriter
-from torchlens._trace.shards import SAVE_SHARD_BYTES, ShardWriter, json_tensor
+from torchlens._trace.shards import SAVE_SHARD_BYTES, TraceShards, json_tensor
 from torchlens._trace.tensors import TensorWriter
 
 FORMAT = "3"  # goes up when the documents change their meaning
@@ -44,7 +44,7 @@ def save_history(
 
 
 def _save(log: Log, target: Path, params: bool, max_shard_bytes: int) -> None:
-    shards = ShardWriter(target, trace_metadata(), max_shard_bytes)
+    shards = TraceShards(target, trace_metadata(), max_shard_bytes)
     try:
         log.settle_origin()
         tensors = TensorWriter(Names().claim)

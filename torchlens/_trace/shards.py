@@ -30,7 +30,7 @@ class _Shard(NamedTuple):
     num_bytes: int  # of its tensors
 
 
-class ShardWriter:
+class TraceShards:
     """Gathers tensors, and writes them when there are enough of them for a shard.
 
     `flush` writes the gathered tensors before that; they stay, and are written again with those

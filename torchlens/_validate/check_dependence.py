@@ -18,10 +18,10 @@ import torch
 from torchlens._capture.observer import CallKind
 from torchlens._recording.recording import Row
 from torchlens._replay.values import close, has_elements, same
-from torchlens._validate.changes import Changes, numbers_in
 from torchlens._validate.check_arguments import Painting, contributions_of, paint
 from torchlens._validate.check_replay import replay_exemption, run_again
 from torchlens._validate.exemptions import CAPTURED, EMPTY, MANY, PART, VIEW, dependence_exemption
+from torchlens._validate.other_values import Changes, numbers_in
 from torchlens._validate.report import NotShown, ValidationReport
 from torchlens._validate.snapshots import Snapshot
 from torchlens._validate.witness import Subject, WitnessedCall

@@ -47,12 +47,12 @@ class ModuleInfo:
         self.input_number = self.output_number = -1
 
 
-class Call:
+class WatchedCall:
     """A running module call."""
 
     __slots__ = ("info", "number", "parent", "source", "takes")
 
-    def __init__(self, info: ModuleInfo, parent: "Call | None", takes: int) -> None:
+    def __init__(self, info: ModuleInfo, parent: "WatchedCall | None", takes: int) -> None:
         self.info = info
         self.parent = parent
         self.takes = takes
@@ -88,7 +88,7 @@ class ModuleWatcher:
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._has_inputs, self._has_outputs = "inputs" in options.log, "outputs" in options.log
         self._has_gradients = "gradients" in options.log
-        self._current: Call | None = None
+        self._current: WatchedCall | None = None
         self._model = weakref.ref(model)
         self.refresh(named_modules(model))
 
@@ -149,7 +149,7 @@ class ModuleWatcher:
 
     def enter(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float
-    ) -> Call | None:
+    ) -> WatchedCall | None:
         """Samples the inputs of a module call, before it runs."""
         collector = self.collector
         if not collector.is_armed:
@@ -161,7 +161,7 @@ class ModuleWatcher:
         parent = self._current
         if info is None or (parent is not None and parent.source is module):
             return None
-        call = Call(info, parent, self._takes() if parent is None else parent.takes)
+        call = WatchedCall(info, parent, self._takes() if parent is None else parent.takes)
         if type(module).__name__ == _COMPILED:
             call.source = module._orig_mod
         if call.takes == _NOTHING and self.thread is None:
@@ -178,7 +178,7 @@ class ModuleWatcher:
                 )
         return call
 
-    def _note_call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _note_call(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         info = call.info
         if self.graph is not None:
             self.graph.enter(call, args, kwargs)
@@ -213,12 +213,12 @@ class ModuleWatcher:
             )
         return info
 
-    def end(self, watched: Call) -> None:
+    def end(self, watched: WatchedCall) -> None:
         """Ends a call, after the module has returned or raised."""
         self._current = watched.parent
 
     def leave(
-        self, watched: Call, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, watched: WatchedCall, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Samples the outputs of a call and registers hooks to sample their gradients."""
         takes, info = watched.takes, watched.info
@@ -240,7 +240,11 @@ class ModuleWatcher:
             )
 
     def fail(
-        self, watched: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        watched: WatchedCall,
+        error: BaseException,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         """Records nothing: the module raised."""
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torchlens._graph.build import assemble_graph
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
-from torchlens._page.data import page_data
 from torchlens._page.entry_columns import Strings
+from torchlens._page.page_data import page_data
 from torchlens._page.part_names import KINDS, PARTS, SIDES
 from torchlens._text.numbers import shape_text
 from torchlens._trace.document_reading import decisions_of, recording_of
