@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import torch
 
+from torchlens._capture.made_inputs import (
+    Dtypes,
+    InputKeywords,
+    InputSize,
+    given_inputs,
+    made_inputs_noted,
+)
 from torchlens._capture.options import LogOptions, check_inputs, check_model, forward_names
 from torchlens._compat.monitor_names import known_options
 from torchlens._compat.torchlens_names import OPTION_NAMES, classic_drawing_options, no_such_name
@@ -64,6 +71,10 @@ def log_forward_pass(
     vis_opt: "VisOpt | None" = None,
     *by_position: Any,
     random_seed: int | None = None,
+    input_size: InputSize | None = None,
+    dtypes: Dtypes | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: Any = None,
     **vis_options: "Unpack[DrawKeywords]",
 ) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it.
@@ -100,9 +111,18 @@ def log_forward_pass(
         it.
         random_seed: Seeds the generators of Python, NumPy and torch before the run; None leaves
         them alone.
+        input_size: Instead of inputs, their sizes: random tensors are made, the same each time. A
+            size `(1, 3, 224, 224)`, a list of sizes, or a dict of sizes by argument.
+        dtypes: The dtypes of inputs that are made: one, a list, or a dict by argument; by default,
+            the floating-point type of the model.
+        device: Where to make them; by default, where the model is.
+        tokenizer: A tokenizer of Hugging Face; `input_args` is then a string or a list of strings.
         **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`,
             `vis_nesting_depth`, ...; `torchlens._draw.draw_options.DrawOptions` lists all of them.
     """
+    input_args, input_kwargs = given_inputs(
+        model, input_args, input_kwargs, input_size, dtypes, device, tokenizer
+    )
     model = model_of(model, input_args, input_kwargs)
     given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
@@ -126,7 +146,8 @@ def log_forward_pass(
             "functions compute gradients: log jax.grad(f) or jax.value_and_grad(f), and the "
             "gradients are entries of the log."
         )
-    history = log_model(model, input_args, args, kwargs, options)
+    with made_inputs_noted(input_size, dtypes):
+        history = log_model(model, input_args, args, kwargs, options)
     if drawing is not None:
         _draw(history, drawing)
     return history
@@ -162,13 +183,20 @@ def log_calls(model: torch.nn.Module, **options: Any) -> "LoggedCalls":
 
 
 def get_model_metadata(
-    model: Model, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None
+    model: Model,
+    input_args: Any = None,
+    input_kwargs: Mapping[str, Any] | None = None,
+    **made: "Unpack[InputKeywords]",
 ) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it, without saving tensors.
 
     >>> get_model_metadata(model, x).module_nparams
+    >>> get_model_metadata(model, input_size=(1, 3, 224, 224)).summary()
+
+    **made: what to make inputs from (`input_size`, `dtypes`, `device`, `tokenizer`), as in
+        `log_forward_pass`.
     """
-    return log_forward_pass(model, input_args, input_kwargs, layers_to_save="none")
+    return log_forward_pass(model, input_args, input_kwargs, layers_to_save="none", **made)
 
 
 def show_model_graph(
@@ -178,20 +206,28 @@ def show_model_graph(
     vis_opt: "VisOpt" = "unrolled",
     *by_position: Any,
     random_seed: int | None = None,
+    input_size: InputSize | None = None,
+    dtypes: Dtypes | None = None,
+    device: str | torch.device | None = None,
+    tokenizer: Any = None,
     **vis_options: "Unpack[DrawKeywords]",
 ) -> "Drawing | Exploration | None":
     """Runs one forward pass and draws it, without saving tensors; returns the drawing (None with
-    `vis_opt='none'`). The drawing options are those of `log_forward_pass`.
+    `vis_opt='none'`). The other options are those of `log_forward_pass`.
 
     >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
     """
+    input_args, input_kwargs = given_inputs(
+        model, input_args, input_kwargs, input_size, dtypes, device, tokenizer
+    )
     model = model_of(model, input_args, input_kwargs)
     given = classic_drawing_options("show_model_graph()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
     drawing = _drawing_options("show_model_graph()", model, vis_opt, given)
-    history = log_forward_pass(
-        model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed
-    )
+    with made_inputs_noted(input_size, dtypes):
+        history = log_forward_pass(
+            model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed
+        )
     return None if drawing is None else _draw(history, drawing)
 
 
@@ -243,10 +279,11 @@ def _draw(history: ModelHistory, options: "DrawOptions") -> "Drawing | Explorati
 
 def validate_saved_activations(
     model: Model,
-    input_args: Any,
+    input_args: Any = None,
     input_kwargs: Mapping[str, Any] | None = None,
     random_seed: int | None = None,
     verbose: bool = False,
+    **made: "Unpack[InputKeywords]",
 ) -> bool:
     """Returns whether the log of this model on this input is right; `verbose` prints the report of
     `validate_forward_pass`.
@@ -254,7 +291,7 @@ def validate_saved_activations(
     >>> validate_saved_activations(model, x)
     True
     """
-    report = validate_forward_pass(model, input_args, input_kwargs, random_seed)
+    report = validate_forward_pass(model, input_args, input_kwargs, random_seed, **made)
     if verbose:
         sys.stdout.write(f"{report}\n")
     return report.passed
@@ -262,9 +299,10 @@ def validate_saved_activations(
 
 def validate_forward_pass(
     model: Model,
-    input_args: Any,
+    input_args: Any = None,
     input_kwargs: Mapping[str, Any] | None = None,
     random_seed: int | None = None,
+    **made: "Unpack[InputKeywords]",
 ) -> "ValidationReport":
     """Proves the log of a forward pass against the model, and reports what does not hold.
 
@@ -274,10 +312,13 @@ def validate_forward_pass(
     a finding; bad arguments raise a TypeError, as elsewhere.
 
     >>> print(validate_forward_pass(model, x))
+
+    **made: what to make inputs from, as in `log_forward_pass`.
     """
     from torchlens._validate.validate import validate
 
     LogOptions(random_seed=random_seed)
+    input_args, input_kwargs = given_inputs(model, input_args, input_kwargs, **made)
     model = model_of(model, input_args, input_kwargs)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
     return validate(model, args, kwargs, random_seed)
@@ -410,6 +451,7 @@ def profile(
     measure: int | None = None,
     every: int | None = None,
     thresholds: Mapping[str, Any] | None = None,
+    **made: "Unpack[InputKeywords]",
 ) -> "Profile":
     """Measures the time, memory and FLOPs of every module of a model, forward and backward.
 
@@ -446,10 +488,12 @@ def profile(
         of every `every` steps, the first `warmup` are warm-up, the next `measure` (by default one)
         are measured, and the rest are not.
     thresholds: the limits beyond which something is a finding, by name.
+    **made: what to make inputs from, as in `log_forward_pass`.
     """
     from torchlens._profile.profile import Profile, run_trial
     from torchlens._profile.profile_options import ProfileOptions
 
+    input_args, input_kwargs = given_inputs(model, input_args, input_kwargs, **made)
     options = ProfileOptions(
         level=level, check=check, stop=stop, memory=memory, backward=backward, warmup=warmup,
         repeats=repeats,

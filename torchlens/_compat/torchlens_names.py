@@ -293,7 +293,6 @@ OPTION_NAMES = {
     "which_layers": "layers_to_save",
     "save_layers": "layers_to_save",
     "keep_layers": "layers_to_save",
-    "device": "output_device",
     "activation_transform": "activation_postfunc",
     "transform": "activation_postfunc",
     "postfunc": "activation_postfunc",
