@@ -393,3 +393,35 @@ def test_nothing_is_left_that_waits_for_the_garbage_collector():
     finally:
         gc.enable()
     assert len(left) == len(before)
+
+
+class _FreesItsInput(nn.Module):
+    """Frees the memory of what it was given, as reversible layers do."""
+
+    def __init__(self, is_own: bool) -> None:
+        super().__init__()
+        self.is_own = is_own
+
+    def forward(self, x):
+        x = x + 1 if self.is_own else x
+        y = x * 2
+        x.untyped_storage().resize_(0)
+        return y + x.shape[0]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_model_that_frees_the_memory_of_its_input_is_validated_and_the_input_is_back(is_own):
+    x = torch.randn(3, 4)
+    before = x.clone()
+    report = validate_forward_pass(_FreesItsInput(is_own), x)
+    assert report.passed, report.findings
+    assert torch.equal(x, before)
+
+
+def test_a_call_of_many_tensors_is_tried_with_some_of_them_and_counts_the_others():
+    report = validate_forward_pass(
+        Model(lambda _, x: torch.stack([x[:, n % 4] for n in range(300)])), torch.randn(3, 4)
+    )
+    assert report.passed, report.findings
+    (left_out,) = (n for (check, _), n in report.exemptions.items() if check == "dependence")
+    assert left_out >= 200

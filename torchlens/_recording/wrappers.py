@@ -33,6 +33,21 @@ def inner_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if attribute is None else getattr(tensor, attribute)
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """True if the elements of a tensor are in memory.
+
+    FSDP and reversible layers free the storage of a tensor that is kept, and reading it crashes.
+    """
+    try:
+        return (
+            tensor.untyped_storage().nbytes() > 0
+            or tensor.numel() == 0
+            or inner_of(tensor) is not None
+        )
+    except (NotImplementedError, RuntimeError, ValueError):  # a kind without storage
+        return True
+
+
 def holds_others(tensor: torch.Tensor) -> bool:
     """True if a tensor holds others as attributes, such as a masked tensor its data and mask.
 

@@ -18,11 +18,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchlens._capture.distributed.sharding import bring_apart
-from torchlens._capture.memory.saved_values import has_memory
 from torchlens._capture.session import generator_states, restore_generators
+from torchlens._recording.interruptions import interrupts
 from torchlens._recording.regions import storage_of
 from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import copy_of as clone_of
+from torchlens._recording.wrappers import has_memory
 from torchlens._replay.values import has_elements, same
 
 Tensor = torch.Tensor
@@ -101,6 +102,8 @@ class State:
         try:
             step()
         except Exception as error:  # the other objects are still saved or restored
+            if interrupts(error):
+                raise
             message = str(error).partition("\n")[0]
             self.problems[f"{type(item).__name__}: {type(error).__name__}: {message}"] = None
 
@@ -214,7 +217,7 @@ class KeptTensor:
     """A tensor at one moment: its value, its memory and its gradient. Used inside `unseen`."""
 
     __slots__ = (
-        *("_class", "_gradient", "_is_leaf", "_memory", "_needs_grad", "_storage"),
+        *("_class", "_gradient", "_is_leaf", "_memory", "_needs_grad", "_num_bytes", "_storage"),
         *("tensor", "value"),
     )
 
@@ -226,6 +229,7 @@ class KeptTensor:
         # Another tensor with the same memory, shape and strides.
         self._memory = tensor.data if is_lazy(tensor) else tensor.detach()
         self.value = copy_of(tensor)
+        self._num_bytes = _bytes_of_storage(self._memory)
         # The whole storage, if elements overlap: such a tensor cannot be written to.
         self._storage = tensor.untyped_storage().clone() if _overlaps_itself(tensor) else None
         gradient = tensor.grad if self._is_leaf and not is_lazy(tensor) else None
@@ -267,6 +271,8 @@ class KeptTensor:
     def _restore_memory(self) -> None:
         """Gives the tensor its own memory, shape and strides again."""
         tensor, memory = self.tensor, self._memory
+        if not has_memory(memory):
+            memory.untyped_storage().resize_(self._num_bytes)
         if tensor.is_nested or memory.is_nested:
             return
         if not has_elements(memory) and tensor.shape == memory.shape:
@@ -309,3 +315,10 @@ def _overlaps_itself(tensor: Tensor) -> bool:
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or tensor.is_quantized:
         return False
     return torch._debug_has_internal_overlap(tensor) != 0
+
+
+def _bytes_of_storage(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError, ValueError):  # a kind without storage
+        return 0

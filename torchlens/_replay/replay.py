@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 from torchlens._capture.patches.mode_stack import without_user_modes
 from torchlens._recording.functions import StandIn
+from torchlens._recording.interruptions import interrupts
 from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, OUTPUT, Kind
 from torchlens._recording.recording import located
 from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors
@@ -69,7 +70,8 @@ def _in_force(modes: Modes) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(without_user_modes())
         stack.enter_context(torch._C._EnableTorchFunction())
-        stack.enter_context(torch.inference_mode(modes.inference))
+        if modes.inference is not torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(modes.inference))
         stack.enter_context(torch.set_grad_enabled(modes.grad))
         for device, is_enabled, dtype in modes.autocast:
             if is_enabled or torch.is_autocast_enabled(device):
@@ -78,11 +80,10 @@ def _in_force(modes: Modes) -> Iterator[None]:
         for mode in modes.dispatch:
             _push_mode(mode)
             stack.callback(_pop_mode)
-        torch.set_default_dtype(modes.default_dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
+        if modes.default_dtype is not before:
+            stack.callback(torch.set_default_dtype, before)
+            torch.set_default_dtype(modes.default_dtype)
+        yield
 
 
 def call_again(
@@ -268,6 +269,8 @@ class Replay:
             run = func if instead is None else replaced
             return call_again(run, args, kwargs, row.operation.written, self._modes(entry))
         except Exception as error:  # the operation may raise anything, given other values
+            if interrupts(error):
+                raise
             message = str(error).strip().partition("\n")[0]
             raise NotReplayableError(f"{type(error).__name__}: {message}") from error
 

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from torchlens._recording.wrappers import holds_others, inner_of, local_value
+from torchlens._recording.wrappers import has_memory, holds_others, inner_of, local_value
 
 Tensor = torch.Tensor
 
@@ -15,6 +15,7 @@ Tensor = torch.Tensor
 # kernels split their work by the alignment of memory, which differs between runs.
 _ULPS = {torch.float64: 32, torch.float32: 32, torch.complex64: 32, torch.complex128: 32}
 _ULPS_SHORT = 2
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _ROWS = (Tensor.crow_indices, Tensor.col_indices)
 _COLUMNS = (Tensor.ccol_indices, Tensor.row_indices)
 # What locates the values of a sparse tensor, by layout.
@@ -31,7 +32,18 @@ def same(first: Any, second: Any) -> bool:
     """True if two tensors have the same type, shape and elements."""
     if first is second:
         return isinstance(first, Tensor)
-    return _compared(first, second, _same_plain)
+    return _are_plainly_equal(first, second) or _compared(first, second, _same_plain)
+
+
+def _are_plainly_equal(first: Any, second: Any) -> bool:
+    """True for most tensors that are the same; the quick way."""
+    if type(first) not in _PLAIN or type(second) not in _PLAIN or first.dtype is not second.dtype:
+        return False
+    try:
+        is_stored = bool(first.data_ptr() and second.data_ptr())
+        return is_stored and first.layout is second.layout and torch.equal(first, second)
+    except (NotImplementedError, RuntimeError):  # without values, on two devices, 4-bit numbers
+        return False
 
 
 def close(first: Any, second: Any) -> bool:
@@ -77,13 +89,13 @@ def difference(first: Tensor, second: Tensor) -> str:
 
 
 def has_elements(tensor: Tensor) -> bool:
-    """True if a tensor has elements in memory: not if it is empty, meta, fake or lazy, nor if it
-    represents another tensor inside a transformed or traced function.
+    """True if a tensor has elements in memory: not if it is empty, meta, fake, lazy or freed, nor
+    if it represents another tensor inside a transformed or traced function.
     """
     tensor = local_value(tensor)
     if is_lazy(tensor) or tensor.is_meta or isinstance(tensor, FakeTensor) or _is_stand_in(tensor):
         return False
-    return tensor.numel() > 0
+    return tensor.numel() > 0 and has_memory(tensor)
 
 
 def _is_stand_in(tensor: Tensor) -> bool:

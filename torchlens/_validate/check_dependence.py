@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from torchlens._capture.observer import CallKind
+from torchlens._recording.interruptions import interrupts
 from torchlens._recording.recording import Row
 from torchlens._replay.values import close, has_elements, same
 from torchlens._validate.check_arguments import Painting, contributions_of, paint
 from torchlens._validate.check_replay import replay_exemption, run_again
 from torchlens._validate.exemptions import CAPTURED, EMPTY, MANY, PART, VIEW, dependence_exemption
-from torchlens._validate.other_values import Changes, numbers_in
+from torchlens._validate.other_values import Changes, fits_into, numbers_in
 from torchlens._validate.report import NotShown, ValidationReport
 from torchlens._validate.snapshots import Snapshot
 from torchlens._validate.witness import Subject, WitnessedCall
@@ -31,8 +32,9 @@ _SEED = 20_240_229
 # How often the other arguments are changed, too, and how many values the argument gets each time.
 _NUM_STYLES = 8
 _NUM_BESIDE = 4
-# The most parents of one argument that are tried.
+# The most parents of one argument, and of one call, that are tried.
 _MAX_WRITERS = 32
+_MAX_PARENTS = 64
 _OWN_NAMESPACES = ("aten", "prim", "prims", "quantized")
 
 
@@ -76,7 +78,11 @@ class _DependenceCheck:
 
     def run(self) -> None:
         """Changes each parent; one that gave several arguments, at each until it shows."""
-        for parent, readers in self._parents().items():
+        parents = list(self._parents().items())
+        tried = parents[:: -(-len(parents) // _MAX_PARENTS) or 1]
+        if len(tried) < len(parents):
+            self.report.exemptions["dependence", MANY] += len(parents) - len(tried)
+        for parent, readers in tried:
             attempts, locations = _Attempts(), list(readers)
             depends = any(
                 self._depends(parent, location, readers[location], attempts)
@@ -171,7 +177,8 @@ class _DependenceCheck:
             return False
         if value.dtype.is_floating_point or value.dtype.is_complex:
             return True
-        return all(isinstance(own, Tensor) and _is_elementwise(own, value) for own in self.results)
+        # Elementwise functions: no size of a result depends on the elements.
+        return all(isinstance(own, Tensor) and fits_into(value, own) for own in self.results)
 
     def _part_of(self, number: int, location: Any, parent: int) -> Tensor | None:
         """Which elements of the argument the parent wrote; None for all.
@@ -214,7 +221,9 @@ class _DependenceCheck:
                 changed[location] = self.changes.beside(self.arguments[location].value, style)
             try:
                 before = run_again(self.call, self.rows, changed)
-            except Exception:  # the operation refuses this combination of values
+            except Exception as error:  # the operation refuses this combination of values
+                if interrupts(error):
+                    raise
                 continue
             yield changed, before
 
@@ -226,7 +235,9 @@ class _DependenceCheck:
             with torch.sparse.check_sparse_tensor_invariants(True):
                 after = run_again(self.call, self.rows, changed)
             return len(after) != len(before) or not all(map(is_equal, before, after))
-        except Exception:  # only values have changed: the operation has read them
+        except Exception as error:  # only values have changed: the operation has read them
+            if interrupts(error):
+                raise
             return True
 
 
@@ -235,14 +246,6 @@ def _is_foreign(func: Any) -> bool:
     name = getattr(func, "_qualified_op_name", None)
     name = name or getattr(getattr(func, "_schema", None), "name", None)
     return name is not None and str(name).partition("::")[0] not in _OWN_NAMESPACES
-
-
-def _is_elementwise(result: Tensor, value: Tensor) -> bool:
-    """Whether the result has one element for each of the value: no size depends on it then."""
-    try:
-        return torch.broadcast_shapes(result.shape, value.shape) == result.shape
-    except RuntimeError:
-        return False
 
 
 def _described(results: Sequence[Any]) -> str:

@@ -15,6 +15,7 @@ from torchlens._jax.arrays import is_array, to_torch
 from torchlens._jax.callables import KeptState
 from torchlens._jax.patches import SeenCall, witnessed
 from torchlens._jax.pytrees import TreePart, array_leaves
+from torchlens._recording.interruptions import interrupts
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording, Row, located
 from torchlens._replay.values import brief, difference, same
@@ -237,7 +238,9 @@ class _Alternatives:
         for other in self._others(value):
             try:
                 again = _run_again(row, [*args[:place], other, *args[place + 1 :]], params)
-            except Exception:  # the operation does not accept this value
+            except Exception as error:  # the operation does not accept this value
+                if interrupts(error):
+                    raise
                 continue
             num_tried += 1
             if not all(map(same, results, again)):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from torchlens._capture.observer import CallKind
+from torchlens._recording.interruptions import interrupts
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.trees import Path
 from torchlens._recording.wrappers import copy_of
@@ -112,6 +113,8 @@ def _check_call(
     try:
         outputs = run_again(call, rows)
     except Exception as error:  # any exception of the operation is a finding
+        if interrupts(error):
+            raise
         _find(report, subject.label(call.first), f"{name} to run again", failure_text(error))
         return
     if len(outputs) != len(rows):
@@ -200,7 +203,7 @@ class _Arguments:
 def _shared_memory(call: WitnessedCall, changed: dict[Any, Tensor]) -> dict[int, StorageCopy]:
     """A copy of each written storage that several unchanged arguments use."""
     users: dict[int, list[Snapshot]] = {}
-    for path, snapshot in call.tensors():
+    for path, snapshot in call.tensors:
         has_memory = snapshot.region is not None and not snapshot.value.is_meta
         is_written = snapshot.storage in call.written_storages
         if has_memory and is_written and location_of(path) not in changed:

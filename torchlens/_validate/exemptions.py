@@ -87,7 +87,7 @@ DEPENDENCE: tuple[Exemption, ...] = (
 # Reasons that do not depend on the operation.
 VIEW = "a view whose memory was overwritten before the operation"
 PART = "a parent that wrote a part of the argument that the operation does not read"
-MANY = "one of many parents of one argument, of which only some were changed"
+MANY = "one of many parents of one argument or call, of which only some were changed"
 CAPTURED = "a tensor that a function captured cannot be changed from outside"
 CONTENDED = "another thread wrote to an argument while the operation ran"
 UNSTEADY = "a number or text that also differs between two plain runs, such as a time"

@@ -56,7 +56,7 @@ class Changes:
         if _is_composite(value) or (style == 0 and value.dtype is not torch.bool):
             return next(self.of(value), value)
         if value.dtype is torch.bool:
-            return self._recipes(value, (), (), False)[style]()
+            return self._booleans(value)[style]()
         if value.is_floating_point() or value.is_complex():
             noise = self._noise(value)
             return (noise, noise.abs(), noise * 0.1)[style - 1].to(value.dtype)
@@ -68,20 +68,26 @@ class Changes:
 
     def _recipes(
         self, value: Tensor, others: Sequence[Tensor], numbers: Sequence[Number], is_wild: bool
-    ) -> list[Recipe]:
+    ) -> Iterator[Recipe]:
+        """Each is made when it is needed: the first one nearly always does."""
         if _is_composite(value):
-            return self._composites(value)
-        if value.dtype is torch.bool:
-            return [
-                lambda: ~value,
-                lambda: torch.ones_like(value),
-                lambda: torch.zeros_like(value),
-                lambda: self._coins(value),
-            ]
-        compared = self._compared(value, others, numbers) if is_wild else []
-        if value.is_floating_point() or value.is_complex():
-            return [*self._floats(value, is_wild), *compared]
-        return [*self._integers(value, is_wild), *compared]
+            yield from self._composites(value)
+        elif value.dtype is torch.bool:
+            yield from self._booleans(value)
+        elif value.is_floating_point() or value.is_complex():
+            yield from self._floats(value, is_wild)
+        else:
+            yield from self._integers(value, is_wild)
+        if is_wild and value.dtype is not torch.bool and not _is_composite(value):
+            yield from self._compared(value, others, numbers)
+
+    def _booleans(self, value: Tensor) -> list[Recipe]:
+        return [
+            lambda: ~value,
+            lambda: torch.ones_like(value),
+            lambda: torch.zeros_like(value),
+            lambda: self._coins(value),
+        ]
 
     def _floats(self, value: Tensor, is_wild: bool) -> list[Recipe]:
         dtype = value.dtype
@@ -122,21 +128,22 @@ class Changes:
 
     def _compared(
         self, value: Tensor, others: Sequence[Tensor], numbers: Sequence[Number]
-    ) -> list[Recipe]:
+    ) -> Iterator[Recipe]:
         """With some elements equal to what they may be compared with, or just beside it."""
-        found: list[Recipe] = []
         for number in numbers:
-            found.append(partial(self._mixed, value, number))
-            found += [partial(_filled, value, number + step, value.dtype) for step in (0, 1, -1)]
+            yield partial(self._mixed, value, number)
+            for step in (0, 1, -1):
+                yield partial(_filled, value, number + step, value.dtype)
         for other in others:
             if not has_elements(other) or _is_composite(other):
                 continue
             if other.dtype == value.dtype in (torch.int32, torch.int64):
                 low, high = _range(other)
-                found += [partial(_filled, value, n, value.dtype) for n in (low - 1, high + 1)]
-            if _is_broadcastable(other, value):
-                found += [partial(self._mixed, value, other.detach(), n) for n in (0, 1, -1)]
-        return found
+                yield partial(_filled, value, low - 1, value.dtype)
+                yield partial(_filled, value, high + 1, value.dtype)
+            if fits_into(other, value):
+                for step in (0, 1, -1):
+                    yield partial(self._mixed, value, other.detach(), step)
 
     def _mixed(self, value: Tensor, other: Tensor | Number, step: int = 0) -> Tensor:
         """Some elements of `value`, the rest of `other` plus `step`."""
@@ -231,8 +238,9 @@ def _range(value: Tensor) -> tuple[int, int]:
     return low, high
 
 
-def _is_broadcastable(other: Tensor, value: Tensor) -> bool:
-    try:
-        return torch.broadcast_shapes(other.shape, value.shape) == value.shape
-    except RuntimeError:
+def fits_into(tensor: Tensor, other: Tensor) -> bool:
+    """True if broadcasting the tensor to the shape of the other is possible."""
+    if tensor.is_nested or other.is_nested:
         return False
+    sizes = zip(reversed(tensor.shape), reversed(other.shape), strict=False)
+    return tensor.dim() <= other.dim() and all(own in (1, size) for own, size in sizes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
+from torchlens._recording.interruptions import interrupts
 from torchlens._recording.unseen import unseen
 
 T = TypeVar("T")
@@ -142,9 +143,9 @@ def make_run(report: ValidationReport, name: str, check: str, run: Callable[[], 
     with timed(report, name):
         try:
             return run()
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:  # any exception of the model, also SystemExit
+            if interrupts(error):
+                raise
             finding = ValidationFinding(check, "", f"the {name} to return", failure_text(error))
             report.findings.append(finding)
     return None
@@ -157,6 +158,8 @@ def make_check(report: ValidationReport, name: str, check: Callable[[], None]) -
             with unseen():
                 check()
         except Exception as error:
+            if interrupts(error):
+                raise
             finding = ValidationFinding(
                 name, "", f"the check of {name} to be possible", failure_text(error)
             )

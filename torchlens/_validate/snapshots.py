@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from torchlens._recording.regions import Region, region_of, storage_of
 from torchlens._recording.trees import SLICE_BOUNDS, Path
-from torchlens._recording.wrappers import copy_of, inner_of
+from torchlens._recording.wrappers import copy_of, has_memory, inner_of
 from torchlens._replay.values import same
 
 Tensor = torch.Tensor
@@ -61,6 +61,10 @@ class _Generator:
     state: Tensor
 
 
+# The types of most leaves; what else has no items is one, too.
+_LEAVES = frozenset({Snapshot, Tensor, torch.nn.Parameter, type(None), *_ATOMS})
+
+
 class Snapshots:
     """Takes snapshots inside `unseen`, and remembers the last one of each region of memory."""
 
@@ -87,7 +91,8 @@ class Snapshots:
             return Snapshot(
                 _copy_with_storage(tensor), storage, region, tensor.requires_grad, id(tensor)
             )
-        key = None if region is None or tensor.is_meta else _key(tensor, region)
+        has_value = region is not None and not tensor.is_meta and has_memory(tensor)
+        key = _key(tensor, region) if has_value else None
         last = self._last.get(key) if key is not None else None
         if last is None or not same(last, tensor):
             last = self._copy(tensor, region)
@@ -117,6 +122,8 @@ class Snapshots:
     def _copy(self, tensor: Tensor, region: Region | None) -> Tensor:
         if is_lazy(tensor):
             return tensor
+        if not has_memory(tensor):
+            return torch.empty_like(tensor, device="meta")
         try:
             return _as_class(type(tensor), _copy(tensor, region), tensor)
         except (NotImplementedError, RuntimeError, TypeError):
@@ -198,6 +205,8 @@ def _is_same_leaf(argument: Any, frozen: Any) -> bool:
 
 def _children(tree: Any) -> list[tuple[Any, Any]] | None:
     """The items of a list, tuple, dict or slice, with their keys; None for anything else."""
+    if type(tree) in _LEAVES:
+        return None
     if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
         return list(enumerate(tree))
     if isinstance(tree, slice):

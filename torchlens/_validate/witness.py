@@ -140,10 +140,11 @@ class WitnessedCall:
     is_collective: bool = False
     # Whether it was given memory that a collective was still writing.
     is_early: bool = False
+    # The tensors among its arguments.
+    tensors: list[tuple[TreePath, Snapshot]] = field(init=False)
 
-    def tensors(self) -> list[tuple[TreePath, Snapshot]]:
-        """The tensors among its arguments."""
-        return [*frozen_tensors(self.args), *frozen_tensors(self.kwargs)]
+    def __post_init__(self) -> None:
+        self.tensors = [*frozen_tensors(self.args), *frozen_tensors(self.kwargs)]
 
 
 class Witness(Observer):
@@ -255,7 +256,7 @@ class Witness(Observer):
     def _end_writing(self, mine: WitnessedCall) -> None:
         self._writing.subtract(mine.written_storages)
         mine.contended.update(self._writes[self._num_writes :])
-        mine.contended &= {snapshot.storage for _, snapshot in mine.tensors()}
+        mine.contended &= {snapshot.storage for _, snapshot in mine.tensors}
 
     def _is_collective(self, call: ObservedCall) -> bool:
         """Whether other processes took part in the call; if torch does not tell, whether they may
@@ -273,7 +274,7 @@ class Witness(Observer):
 
     def _note_changes(self, mine: WitnessedCall, call: ObservedCall) -> None:
         declared = mine.written_storages | mine.contended
-        before = {p: snapshot for p, snapshot in mine.tensors() if snapshot.storage not in declared}
+        before = {p: snapshot for p, snapshot in mine.tensors if snapshot.storage not in declared}
         now = [*plain_tensors(call.args), *plain_tensors(call.kwargs or {})]
         for path, tensor in now:
             # Parameters are left to the dispatcher's check: comparing them after every call costs
@@ -356,7 +357,7 @@ class Subject:
 
     def arguments(self, call: WitnessedCall) -> dict[Any, Snapshot]:
         """By location, the tensors that a call was given to read; `out=` is written, not read."""
-        return {location_of(path): own for path, own in call.tensors() if path[0] != "out"}
+        return {location_of(path): own for path, own in call.tensors if path[0] != "out"}
 
     def is_view(self, number: int, argument: Snapshot, call: WitnessedCall | None) -> bool:
         """Whether the row's result is a view of the argument that `call` did not write to."""

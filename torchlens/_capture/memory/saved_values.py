@@ -20,25 +20,10 @@ from torchlens._recording.origin import version_of
 from torchlens._recording.recording import Write
 from torchlens._recording.regions import Region, region_of, storage_of
 from torchlens._recording.stored import StoredValue
-from torchlens._recording.wrappers import copy_of, inner_of
+from torchlens._recording.wrappers import copy_of
 
 # A value to copy before its memory is written: an entry, or a list and an index.
 Held = int | tuple[list[Any], int]
-
-
-def has_memory(tensor: torch.Tensor) -> bool:
-    """True if the elements of a tensor are in memory.
-
-    FSDP frees the storage of a tensor that it keeps, and reading such a tensor crashes.
-    """
-    try:
-        return (
-            tensor.untyped_storage().nbytes() > 0
-            or tensor.numel() == 0
-            or inner_of(tensor) is not None
-        )
-    except (NotImplementedError, RuntimeError, ValueError):  # a kind without storage
-        return True
 
 
 def _is_alone(tensor: torch.Tensor) -> bool:
