@@ -257,3 +257,31 @@ def test_views_that_one_call_writes_together_have_no_gradient_and_a_reason(
     assert history["foreachmul_3"].grad_contents.unique().tolist() == [1.0]
     assert history["mul_2"].grad_contents.unique().tolist() == [3.0]
     assert history["mul_1"].grad_contents.tolist() == [[18.0, 18.0], [3.0, 3.0], [3.0, 3.0]]
+
+
+_OFF = {
+    "in eval mode": lambda v: nn.functional.dropout(v, 0.5, False, inplace=True),
+    "of probability 0": lambda v: nn.functional.dropout(v, 0.0, True, inplace=True),
+    "after a write": lambda v: nn.functional.dropout(v.mul_(2), 0.5, False, inplace=True),
+    "before a write": lambda v: nn.functional.dropout(v, 0.5, False, inplace=True).mul_(2),
+    "of channels": lambda v: nn.functional.feature_alpha_dropout(v, 0.5, False, inplace=True),
+}
+
+
+# Without hooks, the node of a view that is written to later is not known.
+@pytest.mark.parametrize(
+    ("off", "saves"),
+    [(off, True) for off in _OFF] + [("in eval mode", False), ("after a write", False)],
+)
+def test_a_dropout_in_place_that_is_off_has_the_gradient_of_the_view(off: str, saves: bool) -> None:
+    def forward(_, x):
+        v = (x * 2).view(2, 2)
+        return (_OFF[off](v) * torch.arange(4.0).view(2, 2)).sum()
+
+    history = tl.log_forward_pass(
+        Model(forward), torch.ones(4, requires_grad=True), save_gradients=saves
+    )
+    history.log_backward(history["output_1"].tensor_contents)
+    (dropout,) = (entry for entry in history if "dropout" in entry.layer_type)
+    factor = 2 if off == "before a write" else 1
+    assert dropout.grad_contents.tolist() == [[0, factor], [2 * factor, 3 * factor]]

@@ -337,7 +337,15 @@ class Rows(TensorEntries):
     def _note_changed(self, first: int, written: Sequence[Tensor], call: MadeCall) -> None:
         """Registers the writes of an in-place operation; its entries start at `first`."""
         if len(written) == 1:
-            self.note_slice(first, written[0], _changed_entry(call))
+            tensor, before = written[0], _changed_entry(call)
+            if self.note_slice(first, tensor, before) or not tensor._is_view():
+                return
+            if not torch.is_grad_enabled():
+                self.hidden_writes.add(first)
+            # A dropout that is off writes nothing: the view has its node still.
+            elif self.gradients is not None:
+                self.gradients.watch(first, tensor)
+                self._note_view(first, tensor, (before,))
             return
         views = [entry for entry, tensor in enumerate(written, first) if tensor._is_view()]
         self.hidden_writes.update(views)
@@ -347,18 +355,17 @@ class Rows(TensorEntries):
                     entry, [number for _, number in located(call.references)]
                 )
 
-    def note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
+    def note_slice(self, entry: int, tensor: Tensor, before: int | None) -> bool:
         """Registers a write that turned entry `before` into `entry`; a view's gradient comes via
-        its base.
+        its base. False if autograd has noted no write to a view.
         """
         part = slice_written(entry, tensor, before)
-        if part is None and tensor._is_view():
-            self.hidden_writes.add(entry)
         if part is not None and self.gradients is not None:
             self.gradients.watch_write(part)
         # The slice is kept no longer than the tensor itself.
         elif part is not None and self.memory.values[entry] is tensor:
             self.slices.append(part._replace(is_base_known=self.entry_of(tensor._base) is not None))
+        return part is not None
 
     def _note_writes(self, first: int, written: Sequence[Tensor]) -> None:
         """Records the writer of each written tensor: its entry, or `first` if it is no result."""

@@ -175,7 +175,8 @@ def tie_function(
                     ]
                     is_argument = bool(own_before)  # see `mark_dirty`
                     if is_argument and tensor._is_view():
-                        recorder.note_slice(entry, tensor, own_before[0])
+                        if not recorder.note_slice(entry, tensor, own_before[0]):
+                            recorder.hidden_writes.add(entry)
                     elif recorder.gradients is not None:
                         if is_argument:
                             # The write was hooked at the node of the earlier entry.
