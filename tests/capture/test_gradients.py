@@ -299,3 +299,29 @@ def test_gradients_through_two_writes_to_one_view() -> None:
     # Functionally: y = 2x, r = y[0], s = 5r, t = 7s, y' = [t, y[1]], out = 3y'.
     found = gradients(forward, torch.ones(2, 2, requires_grad=True))
     assert_gradients(found, mul_4=1, mul_3=3, mul_2=21, getitem_1=105, mul_1=[[105, 105], [3, 3]])
+
+
+class Meta(nn.Module):
+    """Takes a step of its own inside its forward pass, and differentiates through it (MAML)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (step,) = torch.autograd.grad((self.w * x).sum(), self.w, create_graph=True)
+        return ((self.w - step / 2) * x * self.w).sum()
+
+
+def test_what_the_model_differentiates_itself_adds_to_no_gradient() -> None:
+    model, x = Meta(), torch.full((3,), 3.0)
+    history = tl.log_forward_pass(model, x, save_gradients=True)
+    assert history["mul_1:1"].grad_contents is None
+    history["output_1"].tensor_contents.backward()
+    assert torch.equal(history.param_grads["w"], model.w.grad)
+    again = tl.log_forward_pass(model, x)
+    again.log_backward(again["output_1"].tensor_contents)
+    for entry in history:
+        expected = again[entry.layer_label].grad_contents
+        assert (entry.grad_contents is None) == (expected is None), entry.layer_label
+        assert expected is None or torch.equal(entry.grad_contents, expected), entry.layer_label

@@ -10,7 +10,8 @@ graph alive.
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -127,6 +128,15 @@ class BackwardWatch:
         """The number of a node that is watched."""
         number: int | None = node.metadata.get(self._mark)
         return number
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Records nothing meanwhile."""
+        was_paused, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = was_paused
 
     def stop(self) -> None:
         """Removes every hook. May be called again."""

@@ -421,7 +421,20 @@ def _patched_backward(*args: Any, **kwargs: Any) -> None:
         record_backward(tracker.recorder, _backward, args, kwargs)
 
 
+def _patched_engine(*args: Any, **kwargs: Any) -> Any:
+    """What `torch.autograd.grad` and `backward` call: the first leaves no gradients behind, but
+    returns them, so none of an entry or a parameter is collected.
+    """
+    tracker = CURRENT.tracker
+    hooks = None if tracker is None else tracker.recorder.gradients
+    if hooks is None or kwargs.get("accumulate_grad"):
+        return _run_engine(*args, **kwargs)
+    with hooks.gradients.watch.paused():
+        return _run_engine(*args, **kwargs)
+
+
 _backward = torch.autograd.backward
+_run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 _compile: Callable[..., Any] = torch.compile
 
 
@@ -467,6 +480,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(torch._C, "DisableTorchFunction", _WatchedDisabling),
     Patch(_APPLIED, "apply", classmethod(_patched_apply)),
     Patch(torch.autograd, "backward", _patched_backward),
+    Patch(torch.autograd, "_engine_run_backward", _patched_engine),
     opaque(torch._C.ScriptFunction, "__call__", "script_function"),
     opaque(apis, "vmap_impl", "vmap", _transform_reason("vmap")),
     opaque(eager_transforms, "grad_impl", "grad", _transform_reason("grad")),
