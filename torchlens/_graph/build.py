@@ -246,10 +246,8 @@ def _group(
     steps: list[Hashable] = []
     for entry in operations:
         key = key_of(recording, rows[entry], params[entry])
-        is_part = rows[entry].operation.layer_type in TAKING_A_PART and not params[entry]
         keys.append(key)
-        place = id(rows[entry].code), rows[entry].instruction
-        steps.append((*key[:2], *key[4:], place) if is_part else key)
+        steps.append(_step_key(rows[entry], key, params[entry]))
     has_params = [bool(params[entry]) for entry in operations]
     # Coarser keys: what is done without parameters is told apart by the function alone.
     kinds = [key if own else key[:2] for key, own in zip(keys, has_params, strict=True)]
@@ -265,6 +263,15 @@ def _group(
         _calls_of_repeated_modules(recording.module_calls, calls),
     )
     return [start + first for first in numbered]
+
+
+def _step_key(row: Row, key: tuple[Hashable, ...], params: tuple[int, ...]) -> Hashable:
+    """The key by which an operation is the same in each step of a loop: of one that takes a part,
+    its place in the code replaces its arguments, such as an index.
+    """
+    if row.operation.layer_type in TAKING_A_PART and not params:
+        return (*key[:2], *key[4:], (id(row.code), row.instruction))
+    return key
 
 
 def _calls_of_repeated_modules(

@@ -160,18 +160,23 @@ def _strides_for(regions: list[Region]) -> list[int]:
     Each must divide, or be divided by, all others. A stride that does not is replaced by its
     greatest common divisor with the next larger one.
     """
-    counts = Counter(stride for region in regions for stride in _byte_strides(region))
-    needed = {stride for region in regions for stride, _ in region.progressions()[1:]}
     chosen = sorted({1, *(region.item_bytes for region in regions)})
     rejected: list[int] = []
-    for stride in sorted(needed.difference(chosen), key=lambda own: (-counts[own], -own)):
-        if len(chosen) < _MOST_AXES:
+    for stride in _by_frequency(regions):
+        if stride not in chosen and len(chosen) < _MOST_AXES:
             (chosen if _fits(stride, chosen) else rejected).append(stride)
     for stride in rejected:
         common = _common_divisor(stride, chosen)
         if common is not None and len(chosen) < _MOST_AXES:
             chosen.append(common)
     return sorted(chosen)
+
+
+def _by_frequency(regions: list[Region]) -> list[int]:
+    """The strides of regions, the most frequent first."""
+    counts = Counter(stride for region in regions for stride in _byte_strides(region))
+    needed = {stride for region in regions for stride, _ in region.progressions()[1:]}
+    return sorted(needed, key=lambda stride: (-counts[stride], -stride))
 
 
 def _common_divisor(stride: int, chosen: list[int]) -> int | None:
@@ -218,14 +223,7 @@ class Cells(NamedTuple):
 def cells_of(regions: Sequence[Region]) -> Cells:
     """Divides a storage into cells, each either inside or outside each region."""
     lattice = Lattice.of(regions)
-    boxes: dict[Region, list[Box]] = {}
-    odd: list[Region] = []
-    for region in regions:
-        own = lattice.boxes(region, _MOST_BOXES)
-        if own is None or _is_too_fine(own):
-            odd.append(region)
-        else:
-            boxes[region] = own
+    boxes, odd = _boxes_of(regions, lattice)
     cells = None if odd else _from_boxes(boxes)
     if cells is not None:
         return cells
@@ -241,6 +239,21 @@ def cells_of(regions: Sequence[Region]) -> Cells:
 
 
 # -- boxes
+
+
+def _boxes_of(
+    regions: Sequence[Region], lattice: Lattice
+) -> tuple[dict[Region, list[Box]], list[Region]]:
+    """The boxes of each region, and the regions that need too many boxes or too fine ones."""
+    boxes: dict[Region, list[Box]] = {}
+    odd: list[Region] = []
+    for region in regions:
+        own = lattice.boxes(region, _MOST_BOXES)
+        if own is None or _is_too_fine(own):
+            odd.append(region)
+        else:
+            boxes[region] = own
+    return boxes, odd
 
 
 def _is_too_fine(boxes: list[Box]) -> bool:

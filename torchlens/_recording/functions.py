@@ -171,18 +171,28 @@ def _candidates(func: Any) -> list[tuple[str, str]]:
     name = getattr(func, "__name__", None)
     if not isinstance(name, str):
         return []
+    if name in ("__get__", "__set__", "__delete__"):  # of a property
+        paths = _names_on_tensor(getattr(func, "__self__", None))
+        return [("torch", f"Tensor.{path}.{name}") for path in paths]
+    return [*_own_places(func, name), *_places_in_torch(func, name)]
+
+
+def _own_places(func: Any, name: str) -> list[tuple[str, str]]:
+    """The places that a function itself names."""
     found: list[tuple[str, str]] = []
     owner = getattr(func, "__self__", None)
-    if name in ("__get__", "__set__", "__delete__"):  # of a property
-        return [("torch", f"Tensor.{path}.{name}") for path in _names_on_tensor(owner)]
     module, path = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
     if isinstance(module, str) and isinstance(path, str) and "<" not in path:
         found.append((module, path))
     if isinstance(owner, type):
         found.append((owner.__module__, f"{owner.__qualname__}.{name}"))
-    found.append(("torch", f"Tensor.{name}"))
-    found += [(namespace, name) for namespace in _NAMESPACES]
-    return [*found, *(("torch", f"Tensor.{path}") for path in _names_on_tensor(func))]
+    return found
+
+
+def _places_in_torch(func: Any, name: str) -> list[tuple[str, str]]:
+    """Where torch may keep a function of this name."""
+    methods = [("torch", f"Tensor.{path}") for path in _names_on_tensor(func)]
+    return [("torch", f"Tensor.{name}"), *((place, name) for place in _NAMESPACES), *methods]
 
 
 def _path_of_operator(name: str) -> str:

@@ -134,10 +134,7 @@ class TensorWriter:
         )
 
     def _fill(self, tensor: Tensor, name: str, note: Note) -> None:
-        if isinstance(tensor, Parameter):
-            note["param"] = True
-        if tensor.requires_grad and tensor.is_leaf:
-            note["grad"] = True
+        note.update(_flags_of(tensor))
         while (inner := inner_of(tensor)) is not None:
             tensor = inner
         if why_valueless(tensor) is not None:
@@ -167,6 +164,15 @@ class TensorWriter:
         if tensor.dtype not in _STORED:
             note["dtype"] = word_of(tensor.dtype)
         self._written[name] = tensor
+
+
+def _flags_of(tensor: Tensor) -> Note:
+    """The flags of a tensor that autograd and modules read."""
+    flags = {
+        "param": isinstance(tensor, Parameter),
+        "grad": tensor.requires_grad and tensor.is_leaf,
+    }
+    return {flag: True for flag, is_set in flags.items() if is_set}
 
 
 def _one_slice(tensor: Tensor) -> Tensor:

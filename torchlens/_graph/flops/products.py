@@ -124,9 +124,8 @@ def _einsum(call: ShapedCall) -> Iterator[Product]:
     shapes = [call.shapes[own] for own in locations]
     terms, result = _parse(call.value(0, "equation"), shapes)
     sizes = _index_sizes(terms, shapes)
-    factors: list[tuple[set[_Index], Operand]] = [
-        (set(term), (location,)) for term, location in zip(terms, locations, strict=True)
-    ]
+    operands: list[Operand] = [(location,) for location in locations]
+    factors = list(zip(map(set, terms), operands, strict=True))
     path = list(call.value(2, "path") or ())
     made_at = len(factors) if path else 0  # with a path, a product is the last factor
     while len(factors) > 1:
