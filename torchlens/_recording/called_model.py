@@ -10,12 +10,13 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from torchlens._recording.frameworks import as_model
+from torchlens._recording.functions import names_used_by, values_used_by
 from torchlens._recording.trees import OPAQUE_TYPES, attributes_of
 
 _MAX_DEPTH = 4
@@ -132,25 +133,18 @@ def _named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
     if (function.__module__ or "").partition(".")[0] == "torch":
         return
     yield "", getattr(function, "__wrapped__", None)
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    yield from (("", value) for value in function.__defaults__ or ())
-    yield from (function.__kwdefaults__ or {}).items()
-    names = list(dict.fromkeys(_global_names(function.__code__)))
-    for name in names:
-        value = function.__globals__.get(name)
+    for name, value in values_used_by(function).items():
         if isinstance(value, ModuleType):
-            inner = [(own, vars(value).get(own)) for own in names]
-            yield from (pair for pair in inner if isinstance(pair[1], torch.nn.Module))
+            yield from _models_in(value, function)
         elif value is not None:
             yield name, value
+    yield from (("", value) for value in function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
 
 
-def _global_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _global_names(const)
+def _models_in(module: ModuleType, function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The models in a module of Python that a function names: `nets.encoder(x)`."""
+    for name in names_used_by(function):
+        value = vars(module).get(name)
+        if isinstance(value, torch.nn.Module):
+            yield name, value

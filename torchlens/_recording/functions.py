@@ -48,14 +48,18 @@ def values_used_by(function: FunctionType) -> dict[str, Any]:
     """The closure variables and globals that a function, or one inside it, names, with their
     values.
     """
-    code = function.__code__
     named: dict[str, Any] = {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # the cell is empty
             named[name] = cell.cell_contents
-    used = {name for inner in _with_inner(code) for name in inner.co_names}
-    known = used & function.__globals__.keys()
-    return named | {name: function.__globals__[name] for name in sorted(known)}
+    names = filter(function.__globals__.__contains__, names_used_by(function))
+    return named | {name: function.__globals__[name] for name in names}
+
+
+def names_used_by(function: FunctionType) -> list[str]:
+    """The names of globals and attributes in the code of a function and of those inside it."""
+    codes = _with_inner(function.__code__)
+    return list(dict.fromkeys(name for code in codes for name in code.co_names))
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
