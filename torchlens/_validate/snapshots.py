@@ -91,9 +91,10 @@ class Snapshots:
             return Snapshot(
                 _copy_with_storage(tensor), storage, region, tensor.requires_grad, id(tensor)
             )
-        has_value = region is not None and not tensor.is_meta and has_memory(tensor)
-        key = _key(tensor, region) if has_value else None
-        last = self._last.get(key) if key is not None else None
+        key = None
+        if region is not None and not tensor.is_meta and has_memory(tensor):
+            key = _key(tensor, region)
+        last = None if key is None else self._last.get(key)
         if last is None or not same(last, tensor):
             last = self._copy(tensor, region)
             if key is not None:
