@@ -1,9 +1,9 @@
-"""Which calls of modules did the same, so that a picture can show one of them for all.
+"""Finds calls of modules that did the same, so that a picture can show one of them for all.
 
 Two calls did the same if their modules have one class, and their operations agree: function,
 arguments, shape, type, shapes of parameters, name of the module inside the call, and what they read
-of each other. A tensor that is handed on unchanged does not count: the last of a row of blocks
-hands on what is not read, and that is not in the log.
+of each other. Tensors that a call returns unchanged are ignored: what the last block of a row
+returns may never be read, and is then not in the log.
 """
 
 from collections.abc import Hashable, Iterator
@@ -53,7 +53,7 @@ class AlikeCalls:
         return any(parent in made for entry in self.spans[other] for parent in parents[entry])
 
     def copied_entries(self, call: int) -> tuple[list[int], list[int]]:
-        """The entries of a call: those that count, and those that are handed on unchanged."""
+        """The entries of a call: those that are compared, and those that are returned unchanged."""
         found: tuple[list[int], list[int]] = [], []
         for entry in self.spans[call]:
             found[self._is_handed_on(entry)].append(entry)
@@ -97,7 +97,7 @@ class AlikeCalls:
         return self._rows[entry].operation is IDENTITY
 
     def _source(self, entry: int) -> int:
-        """The entry that made a tensor that may be handed on."""
+        """The entry that made a tensor that calls may have returned unchanged."""
         while self._is_handed_on(entry) and self._graph.parents[entry]:
             entry = self._graph.parents[entry][0]
         return entry
@@ -109,7 +109,7 @@ class AlikeCalls:
     # -- how it is read ----------------------------------------------------------------------------
 
     def _use_of_call(self, call: int) -> list[tuple[int, Hashable, int]]:
-        """Everything that is read of a call outside it, and the use that is made of it."""
+        """The results of a call that are read outside it, and how they are used."""
         if self._readers is None:
             self._find_uses()
         span, readers = self.spans[call], self._readers
@@ -122,8 +122,8 @@ class AlikeCalls:
         )
 
     def _find_uses(self) -> None:
-        """Numbers what becomes of each entry, from the outputs backward: equal for entries that the
-        same things read in the same way. Outputs are all different.
+        """A number for the use of each entry, from the outputs backward: equal for entries that
+        equal operations read in the same way. Outputs are all different.
         """
         self._readers = [[] for _ in self._rows]
         for child in range(len(self._rows)):

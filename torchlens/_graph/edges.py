@@ -1,8 +1,9 @@
-"""Which entry reads which.
+"""Finds which entry reads which.
 
 An operation that is given a tensor reads the entry that made it, unless the memory was written
-since: then it reads the last writer of each byte. A view is read in any case, because the reader
-got the memory through it. A view itself reads only the part of its base that it shows.
+since: then it reads the last writer of each byte. A view always counts as read, because the reader
+reached the memory through it. An operation that makes a view reads only the part of the base that
+the view covers.
 """
 
 from bisect import bisect_left
@@ -49,7 +50,9 @@ def _note_writers(
     parents: list[tuple[int, ...]],
     located_reads: dict[int, list[tuple[Any, int]]],
 ) -> bool:
-    """Replaces what was written since it was given by its writers; returns if that is exact."""
+    """Replaces entries whose memory was written since by the writers; returns whether that is
+    exact.
+    """
     memory = _WrittenMemory(recording)
     unanswered = {
         entry: memory.reads_of(entry, row)
@@ -106,7 +109,7 @@ class _Read(NamedTuple):
 
     own: tuple[int, ...]
     is_view: bool = True
-    # Known, or a question about a storage; None if nothing was written.
+    # Already answered, or a question about a storage; None if nothing was written.
     writers: Answer | tuple[int, Question] | None = None
 
 

@@ -1,8 +1,8 @@
-"""Which operation last wrote each part of a storage, at given times.
+"""Finds which operation last wrote each part of a storage, at given times.
 
-Each write leaves its number in the cells of its region, and each reader looks at the cells of its
-own. So what a write costs does not depend on how large the tensor is, but on how many parts the
-writes and readers divide it into.
+A write stores its number in the cells of its region, and a reader reads the numbers in the cells of
+its own region. So the cost of a write does not depend on the size of the tensor, but on the number
+of cells into which the writes and readers divide it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,13 +15,13 @@ from torchlens._recording.cells import Cells, cells_of
 from torchlens._recording.recording import Write
 from torchlens._recording.regions import Region
 
-# From this many cells on, counting is quicker than sorting.
+# From this many cells on, counting is faster than sorting.
 _MANY = 1 << 12
 
 
 class Question(NamedTuple):
-    """Which writes after entry `after` and before entry `before` were the last ones to some part of
-    `region`?
+    """Asks which writes after entry `after` and before entry `before` were the last to some part of
+    `region`.
     """
 
     region: Region
@@ -30,10 +30,9 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The entries that were, the earliest first; whether they wrote all of the region.
-
-    Where `is_exact` is False, there may be one among them that was not, or all of the region may be
-    written nevertheless.
+    """The entries of the last writes, the earliest first, and whether they wrote all of the region.
+    If `is_exact` is False, an entry too many may be among them, or all of the region may be written
+    although the answer says no.
     """
 
     writers: tuple[int, ...]
@@ -53,9 +52,8 @@ def last_writers(writes: Sequence[Write], questions: Iterable[Question]) -> dict
 
 
 def _independent(questions: Iterable[Question]) -> list[list[Question]]:
-    """The questions in groups that have no write in common.
-
-    The number of a storage that is gone is given to another: groups tell one from the other, too.
+    """The questions in groups that have no write in common. This also separates two storages with
+    one number, which torch reuses after the first is freed.
     """
     groups: list[list[Question]] = []
     end = 0
@@ -91,17 +89,17 @@ def _answers(
 
 
 class _Painting:
-    """The number of the last write in every cell. Writes are numbered from 0; in the array, from 1,
-    and 0 is none.
+    """The number of the last write in every cell. Writes are numbered from 0; in the array from 1,
+    and 0 means no write.
     """
 
     def __init__(self, cells: Cells, num_writes: int) -> None:
         self._cells = cells
         self._last = np.zeros(cells.shape, dtype=np.int32)
-        # Of each number, how many cells have it.
+        # How many cells have each number.
         self._counts = np.zeros(num_writes + 1, dtype=np.int64)
         self._counts[0] = self._last.size
-        # Writes to regions that are not known exactly.
+        # Writes to regions that are not exact.
         self._hazy: list[tuple[int, Region]] = []
 
     def write(self, number: int, region: Region) -> None:
@@ -124,8 +122,8 @@ class _Painting:
             last[part] = number + 1
 
     def read(self, region: Region, first: int) -> tuple[list[int], bool, bool]:
-        """The last writes from number `first` on in a region, whether they are all of it, whether
-        that is exact.
+        """The last writes from number `first` on in a region, whether they cover all of it, and
+        whether that is exact.
         """
         found: set[int] = set()
         is_covered = True

@@ -67,7 +67,7 @@ def connected(
 
 
 def children_of(parents: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Edges the other way round."""
+    """The children of each entry, from the parents."""
     children: list[list[int]] = [[] for _ in parents]
     for entry, own in enumerate(parents):
         for parent in own:
@@ -78,9 +78,7 @@ def children_of(parents: Sequence[Sequence[int]]) -> list[list[int]]:
 def find_conditions(
     booleans: Iterable[int], parents: Sequence[Sequence[int]], is_output_ancestor: Sequence[bool]
 ) -> tuple[set[int], list[tuple[int, int]]]:
-    """Entries that lead to a condition and not to the output, and the edges by which one gets to
-    them.
-    """
+    """Entries that lead to a condition and not to the output, and the edges into them."""
     branch: set[int] = set()
     pending = [entry for entry in booleans if not is_output_ancestor[entry]]
     while pending:

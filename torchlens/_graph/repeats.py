@@ -1,11 +1,11 @@
-"""Repetition in a sequence of keys: what layers, drawings and pages all read it with."""
+"""Finds repetition in a sequence of keys, for layers, drawings and pages alike."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
 class Repetition(NamedTuple):
-    """The elements from `start` to `stop`, in which the first `period` come again and again."""
+    """The elements from `start` to `stop`, in which the first `period` elements repeat."""
 
     start: int
     stop: int
@@ -13,7 +13,7 @@ class Repetition(NamedTuple):
 
     @property
     def times(self) -> int:
-        """How often the period fits in."""
+        """The number of periods."""
         return (self.stop - self.start) // self.period
 
 
@@ -62,8 +62,8 @@ def next_occurrences(keys: Iterable[tuple[int, Hashable]]) -> Iterator[tuple[int
 def stretches(
     keys: Sequence[Hashable], period: int, places: Iterable[int]
 ) -> Iterator[tuple[int, int]]:
-    """The widest ranges around some places, in order, in which each key comes again after
-    `period`. The keys at the places themselves do.
+    """The widest ranges around some places, in order, in which each key is repeated after `period`
+    elements, as the keys at the places are.
     """
     limit, end = len(keys) - period, 0
     for place in places:
@@ -81,9 +81,8 @@ def stretches(
 def find_runs(
     keys: Sequence[Hashable], longest_period: int, fewest: Callable[[int, int], int]
 ) -> list[Repetition]:
-    """Runs that do not overlap, from left to right: at each start the one that covers most.
-
-    `fewest(start, stop)` is how often the elements from `start` to `stop` must come in a row.
+    """Runs that do not overlap, from left to right: at each start the longest. `fewest(start,
+    stop)` is the least number of repetitions of the elements from `start` to `stop`.
     """
     covering = _repeated_stretches(keys, longest_period)
     found: list[Repetition] = []
@@ -108,7 +107,7 @@ def find_runs(
 def _repeated_stretches(
     keys: Sequence[Hashable], longest_period: int
 ) -> dict[int, list[tuple[int, int]]]:
-    """Start → (end, period) of each stretch in which every key comes again after the period."""
+    """Start → (end, period) of each stretch in which every key is repeated after the period."""
     found: dict[int, list[tuple[int, int]]] = {}
     for period in range(1, min(longest_period, len(keys) // 2) + 1):
         again = (at for at in range(len(keys) - period) if keys[at] == keys[at + period])

@@ -120,8 +120,8 @@ def filled_template(
     script: str,
     connects: bool = False,
 ) -> str:
-    """A page: the template with style, body, scripts and data put in their places. If it
-    `connects`, it may ask others.
+    """A page: the template with style, body, scripts and data inserted. If it `connects`, its
+    policy lets it request data from its server.
     """
     template = (PAGE / "page.html").read_text(encoding="utf-8")
     pieces = {
@@ -132,7 +132,7 @@ def filled_template(
         "DATA": _safe_json(data),
         "SCRIPT": f'"use strict";\n{script}\n',
     }
-    # Split first, so that nothing in one piece is taken for the place of another.
+    # The template is split first, so that text in one piece is not taken for a placeholder.
     parts = template.split("%%")
     return "".join(pieces[part] if index % 2 else part for index, part in enumerate(parts))
 

@@ -52,7 +52,7 @@ def page_data(
     title: str | None,
     has_repeats: bool = True,
 ) -> dict[str, Any]:
-    """Everything the page knows. Without repeats, identical modules are not folded to one."""
+    """The data of a page. Without repeats, identical modules are not folded into one."""
     return carried_data(history, overlays, title, has_repeats).data
 
 
@@ -62,12 +62,12 @@ def carried_data(
     title: str | None,
     has_repeats: bool = True,
 ) -> Carried:
-    """Everything the page knows, and where each entry is in it."""
+    """The data of a page, and where each entry is in it."""
     user = object()
     try:
         pause_collector(
             user
-        )  # nothing of the outline is garbage before the page is written, and it is large
+        )  # the outline is large, and none of it is garbage before the page is written
         return _Writer(history, history._log).write(overlays, title, has_repeats)
     finally:
         resume_collector(user)
