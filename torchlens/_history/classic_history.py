@@ -1,4 +1,6 @@
-"""The fields of the classic's history that ours lacks: each public function is one."""
+"""The fields of the classic TorchLens's history that `ModelHistory` itself does not have: each
+public function is one.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
@@ -14,9 +16,9 @@ _Value = TypeVar("_Value")
 
 
 class RolledLayer:
-    """A layer with all its passes together, as the classic's `RolledTensorLogEntry`.
+    """A layer with all its passes together, like the classic's `RolledTensorLogEntry`.
 
-    What the passes have in common is that of the first: `layer_type`, `tensor_shape`,
+    Fields that the passes share are those of the first pass: `layer_type`, `tensor_shape`,
     `modules_exited`, ...
     """
 
@@ -122,9 +124,7 @@ def _turned(layers: Mapping[int, list[str]]) -> dict[str, list[int]]:
 
 
 def _remembered(field: Callable[[ModelHistory], _Value]) -> Callable[[ModelHistory], _Value]:
-    """A field that is worked out once for what the history lists: the classic's code indexes it in
-    a loop.
-    """
+    """A field that is computed once and cached, because code for the classic indexes it in loops."""
 
     @wraps(field)
     def read(history: ModelHistory) -> _Value:

@@ -27,10 +27,11 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Row
 from torchlens._recording.wrappers import holds_others, local_value, why_valueless
 
-# Classes that say nothing about what a module does.
+# Classes whose names do not say what a module does.
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
 _OPERATION, _CALL = 1, 2
-_OPENED_SHARE = 0.75  # of the largest module that is left over: those above it are opened together
+# Of the size of the largest unmatched module: modules from this size on are opened together.
+_OPENED_SHARE = 0.75
 _TRACED = 8  # numbers of a parameter
 _LONGEST_EXCHANGE = 3  # operations in a row that became others
 
@@ -50,7 +51,7 @@ def match(a: ModelHistory, b: ModelHistory) -> Matching:
 
 
 class _Numbers:
-    """Equal things have equal numbers, from 1."""
+    """Gives equal things equal numbers, from 1."""
 
     def __init__(self) -> None:
         self.found: dict[Hashable, int] = {}
@@ -60,14 +61,14 @@ class _Numbers:
 
 
 class _Step(NamedTuple):
-    """What a call of a module did at one moment: an operation, or a call of another."""
+    """One step of a module call: an operation, or a call of another module."""
 
     kind: int
     number: int  # of the entry or of the call
 
 
 class _Side:
-    """One history: what each call of a module did, in order, and what is in it."""
+    """One history: the steps of each module call, in order, and their sizes."""
 
     def __init__(self, log: Log, numbers: _Numbers) -> None:
         self.log = log
@@ -138,7 +139,7 @@ class _Side:
         return AlignedItem(
             _CALL,
             sort=0 if kind in _CONTAINERS else numbers(("class", kind)),
-            # A number says where a module stands in a list: the one before it may be new.
+            # A number in an address is a place in a list: it changes if a module is inserted before.
             name=0 if name.isdecimal() else numbers(("name", name)),
             inside=numbers(("inside", *self.inside[call])),
             exact=numbers(("exactly", kind, *self.exact[call])),
@@ -153,8 +154,8 @@ class _Side:
 
 @torch.no_grad()
 def _trace(param: torch.Tensor) -> Hashable:
-    """A few of the numbers in a parameter, to know it again by; None where they tell nothing, as
-    ones and zeros do.
+    """A few of the numbers in a parameter, by which it is recognised; None if they do not
+    distinguish it, as ones and zeros.
     """
     value = local_value(param)
     if (
@@ -187,8 +188,8 @@ class _Matcher:
     def _match_inside(
         self, first: Sequence[_Step], second: Sequence[_Step]
     ) -> list[tuple[int, int]]:
-        """Matches what two calls did; returns the calls in it that are matched, whose inside is
-        still to be.
+        """Matches the steps of two calls; returns the pairs of inner calls whose steps are to be
+        matched next.
         """
         found: list[tuple[int, int]] = []
         pending = [(list(first), list(second))]
@@ -217,8 +218,8 @@ class _Matcher:
     def _opened(
         self, first: list[_Step], second: list[_Step]
     ) -> tuple[list[_Step], list[_Step]] | None:
-        """What is left over between two matches, with its largest modules replaced by what they
-        did; None at the end.
+        """The unmatched steps between two matches, with their largest modules replaced by what
+        these did; None if there are no modules left.
         """
         sizes = [
             len(side.entries[step.number])
@@ -241,8 +242,8 @@ class _Matcher:
         return opened(self.a, first), opened(self.b, second)
 
     def _exchange(self, first: list[_Step], second: list[_Step]) -> None:
-        """A few operations that became as many others at the same place, of the same shapes: `gelu`
-        became `relu`.
+        """Matches a few operations that were replaced by as many others of the same shapes: `gelu`
+        by `relu`.
         """
         if len(first) != len(second) or len(first) > _LONGEST_EXCHANGE:
             return
@@ -256,8 +257,8 @@ class _Matcher:
             )
 
     def _match_boundaries(self) -> None:
-        """Inputs and outputs by their addresses, then those that are left in order; buffers by who
-        reads them.
+        """Matches inputs and outputs by their addresses, the others in order, and buffers by the
+        operations that read them.
         """
         mine, theirs = self.a.log.graph, self.b.log.graph
         self._match_readings()
@@ -288,8 +289,8 @@ class _Matcher:
                 taken.add(found[0])
 
     def _match_readings(self) -> None:
-        """Buffers that matched operations read, if they have the same last name: of a renamed
-        module, or one further on.
+        """Matches buffers that matched operations read, if the last parts of their addresses are
+        equal: those of a renamed or moved module.
         """
         free = set(self.b.log.graph.buffers)
         for entry in self.a.log.graph.buffers:
