@@ -4,7 +4,21 @@
 >>> torchlens.features.forecast(model, sample, layers, num_inputs=1_000_000)
 """
 
+from torchlens._extract.dissimilarity import RSA
+from torchlens._extract.extractor import Extractor
 from torchlens._extract.feature_store import Features, Verification
 from torchlens._extract.pools import SparseProjection
+from torchlens._extract.reductions import CKA, PCA, IdleUnits, Moments, TopInputs
 
-__all__ = ["Features", "SparseProjection", "Verification"]
+__all__ = [
+    "CKA",
+    "PCA",
+    "RSA",
+    "Extractor",
+    "Features",
+    "IdleUnits",
+    "Moments",
+    "SparseProjection",
+    "TopInputs",
+    "Verification",
+]

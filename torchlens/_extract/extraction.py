@@ -19,7 +19,7 @@ from torchlens._extract.manifest import (
     read_manifest,
     write_manifest,
 )
-from torchlens._extract.pipeline import Pipeline, Processed
+from torchlens._extract.pipeline import Pipeline, Processed, about_arrays
 from torchlens._extract.pools import checked_dtype, checked_pool
 from torchlens._extract.progress import Progress
 from torchlens._extract.shard_files import FolderLock, bytes_of, done_path, done_shards, read_json
@@ -30,6 +30,7 @@ from torchlens._text.error_wording import check_choice, check_count, got
 from torchlens.errors import FeaturesError
 
 _COMPLETE = "complete"  # in `shards/`: a stream has been read to its end
+_FITTED = "reduction.npz"  # a reduction that was fitted to the data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class Extraction:
         return features
 
     def _store(self, folder: Path, stored: Any, own: dict[str, Any], tag: str) -> None:
-        self._fit_reduction()
+        self._fit_reduction(folder)
         first = self._first()
         own |= self._found_out(first)
         if stored is not None:
@@ -213,10 +214,13 @@ class Extraction:
             inputs = self.source.peek()
         return self.pipeline.first(inputs)
 
-    def _fit_reduction(self) -> None:
+    def _fit_reduction(self, folder: Path | None = None) -> None:
         """Fits a reduction that must see all data before any of it can be reduced."""
         reduction = self.options.reduce
-        if reduction is None or getattr(reduction, "is_fitted", True):
+        if getattr(reduction, "is_fitted", True):
+            return
+        if folder is not None and (folder / _FITTED).exists():
+            reduction.load(folder / _FITTED)
             return
         if self.world > 1 or isinstance(self.source, Stream):
             raise ValueError(
@@ -233,7 +237,8 @@ class Extraction:
                 reduction.update(_arrays(batch), batch.ids)
         finally:
             pipeline.reduce = reduction
-        reduction.finish()
+        if folder is not None:
+            reduction.save(folder / _FITTED)
 
     def _manifest(self) -> dict[str, Any]:
         engines = self.pipeline.engines
@@ -242,7 +247,7 @@ class Extraction:
         return {
             "models": models,
             "weights": [weights_digest(engine.model) for engine in engines.values()],
-            "layers": _described_layers(self._layers),
+            "layers": described_layers(self._layers),
             **self.pipeline.describe(),
             "batch_size": self.batch_size if is_items else None,
             "shard_size": self.options.shard_size,
@@ -259,23 +264,16 @@ class Extraction:
                 f"No input of the first batch could be read: {first.skipped[0][1]}."
             )
         firsts = [engine.first for engine in self.pipeline.engines.values()]
-        arrays = {}
-        for name, rows in first.rows.items():
-            is_bits = rows.values.dtype == np.uint16
-            arrays[name] = {
-                "shape": list(rows.values.shape[1:]),
-                "dtype": "bfloat16" if is_bits else rows.values.dtype.name,
-                "ragged": rows.lengths is not None,
-            }
         return {
             "structure": [first.structure_hash for first in firsts if first is not None],
-            "arrays": arrays,
+            "arrays": about_arrays(first),
         }
 
 
-def _described_layers(layers: Any) -> Any:
+def described_layers(layers: Any) -> Any:
+    """The layers as the manifest has them."""
     if isinstance(layers, Mapping):
-        return {name: _described_layers(own) for name, own in layers.items()}
+        return {name: described_layers(own) for name, own in layers.items()}
     if callable(layers):
         return f"function {getattr(layers, '__qualname__', type(layers).__qualname__)}"
     return [_described_site(key) if isinstance(key, Site) else key for key in keys_in(layers)]

@@ -25,6 +25,18 @@ class Processed:
     skipped: list[tuple[Any, str]]
 
 
+def about_arrays(batch: Processed) -> dict[str, Any]:
+    """The shape and dtype of a row of each layer, as the manifest has them."""
+    return {
+        name: {
+            "shape": list(rows.values.shape[1:]),
+            "dtype": "bfloat16" if rows.values.dtype == np.uint16 else rows.values.dtype.name,
+            "ragged": rows.lengths is not None,
+        }
+        for name, rows in batch.rows.items()
+    }
+
+
 class Pipeline:
     """One model or several, the chosen layers, and what is made of their values."""
 
