@@ -4,9 +4,12 @@
 >>> torchlens.features.forecast(model, sample, layers, num_inputs=1_000_000)
 """
 
+from torchlens._extract.analyses import cka, nearest, probe, rdm, rsa
 from torchlens._extract.dissimilarity import RSA
 from torchlens._extract.extractor import Extractor
 from torchlens._extract.feature_store import Features, Verification
+from torchlens._extract.forecast import Forecast, forecast
+from torchlens._extract.plots import plot_mds, plot_nearest, plot_probe, plot_rdm, plot_similarity
 from torchlens._extract.pools import SparseProjection
 from torchlens._extract.reductions import CKA, PCA, IdleUnits, Moments, TopInputs
 
@@ -16,9 +19,21 @@ __all__ = [
     "RSA",
     "Extractor",
     "Features",
+    "Forecast",
     "IdleUnits",
     "Moments",
     "SparseProjection",
     "TopInputs",
     "Verification",
+    "cka",
+    "forecast",
+    "nearest",
+    "plot_mds",
+    "plot_nearest",
+    "plot_probe",
+    "plot_rdm",
+    "plot_similarity",
+    "probe",
+    "rdm",
+    "rsa",
 ]

@@ -32,7 +32,7 @@ class Exports:
         """A `pyarrow.Table` with a row for each input: `id`, and a column of lists for each layer,
         of `features[layer].shape[1:]` in order.
         """
-        pa = _library("pyarrow", "arrow")
+        pa = library("pyarrow")
         columns: dict[str, Any] = {"id": pa.array(self.ids)}
         for name in self._chosen(layers):
             array = self[name]
@@ -49,14 +49,14 @@ class Exports:
 
     def to_dataset(self, layers: Any = None) -> Any:
         """A Hugging Face `datasets.Dataset` of the same columns."""
-        datasets = _library("datasets", "datasets")
+        datasets = library("datasets")
         return datasets.Dataset(datasets.table.InMemoryTable(self.to_arrow(layers)))
 
     def to_hdf5(self, path: Any, layers: Any = None) -> Path:
         """Writes an HDF5 file: a data set for each layer, `ids`, and for ragged text the lengths
         (`layer.lengths`) beside all tokens.
         """
-        h5py = _library("h5py", "hdf5")
+        h5py = library("h5py")
         target = checked_file("path", path, "features.h5")
         with h5py.File(target, "w") as file:
             file.create_dataset("ids", data=_plain_ids(self.ids, h5py.string_dtype()))
@@ -74,7 +74,7 @@ class Exports:
         """Writes a MATLAB file: a variable for each layer (a cell array for ragged text), and
         `ids`. Characters that no variable name can have become `_`.
         """
-        io = _library("scipy.io", "mat")
+        io = library("scipy.io")
         target = checked_file("path", path, "features.mat")
         content: dict[str, Any] = {"ids": np.asarray(self.ids)}
         for name in self._chosen(layers):
@@ -91,7 +91,7 @@ class Exports:
 
     def to_safetensors(self, path: Any, layers: Any = None) -> Path:
         """Writes a safetensors file: a tensor for each layer, and the lengths of ragged text."""
-        safetensors = _library("safetensors.numpy", "trace")
+        safetensors = library("safetensors.numpy")
         target = checked_file("path", path, "features.safetensors")
         tensors: dict[str, Any] = {}
         for name in self._chosen(layers):
@@ -106,7 +106,7 @@ class Exports:
 
     def to_xarray(self, layers: Any = None) -> Any:
         """An `xarray.Dataset` in memory, with the ids as the coordinate `input`."""
-        xarray = _library("xarray", "xarray")
+        xarray = library("xarray")
         variables = {}
         for name in self._chosen(layers):
             array = self._regular(name, "to_xarray")
@@ -116,7 +116,7 @@ class Exports:
 
     def to_zarr(self, path: Any, layers: Any = None) -> Path:
         """Writes a zarr group: an array for each layer, and the ids as an attribute."""
-        zarr = _library("zarr", "zarr")
+        zarr = library("zarr")
         target = Path(path).expanduser()
         group = zarr.open_group(str(target), mode="w")
         group.attrs["ids"] = self.ids
@@ -133,7 +133,7 @@ class Exports:
 
     def to_rsatoolbox(self, layer: str) -> Any:
         """An `rsatoolbox.data.Dataset` of one layer: an observation for each input."""
-        rsatoolbox = _library("rsatoolbox", "rsatoolbox")
+        rsatoolbox = library("rsatoolbox")
         array = self._regular(layer, "to_rsatoolbox")
         rows = array[:].reshape(len(array), -1).astype(np.float64)
         return rsatoolbox.data.Dataset(
@@ -175,11 +175,12 @@ class Exports:
         return array
 
 
-def _library(name: str, extra: str) -> Any:
+def library(name: str) -> Any:
+    """An optional package, imported now."""
     try:
         return import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0]
+        package = {"sklearn": "scikit-learn"}.get(name.partition(".")[0], name.partition(".")[0])
         raise ImportError(
             f"This needs {package}: pip install {package}, or pip install 'torchlens[features]'."
         ) from error

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from torchlens._extract.exporters import library
 from torchlens._text.error_wording import check_count, did_you_mean, got, one_of
 
 Pool: TypeAlias = "str | Callable[..., torch.Tensor] | Mapping[str, Any] | None"
@@ -193,15 +194,10 @@ class SparseProjection:
         return np.ascontiguousarray(self._made[key].transform(flat), dtype=np.float32)
 
     def _projection(self, name: str, num_features: int) -> Any:
-        try:
-            from sklearn.random_projection import SparseRandomProjection
-        except ImportError as error:
-            raise ImportError(
-                "A random projection needs scikit-learn: pip install 'torchlens[features]'."
-            ) from error
+        random_projection = library("sklearn.random_projection")
         text = f"{self.seed}/{name}/{num_features}/{self.size}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
-        projection = SparseRandomProjection(
+        projection = random_projection.SparseRandomProjection(
             self.size, dense_output=True, random_state=np.random.RandomState(seed)
         )
         return projection.fit(np.zeros((1, num_features), dtype=np.float32))
