@@ -76,5 +76,5 @@ $(VENV)/ready: pyproject.toml
 
 # The tests also log models of other people's, and send runs to other people's programs.
 $(VENV)/tested: $(VENV)/ready
-	$(INSTALL) --editable '.[zoo,tensorboard,wandb,trackio,mlflow,lightning,transformers,video,tsne]'
+	$(INSTALL) --editable '.[zoo,tensorboard,wandb,trackio,mlflow,lightning,transformers,video,tsne,features]'
 	touch $@

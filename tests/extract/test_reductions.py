@@ -67,7 +67,7 @@ def test_cka_of_minibatches_is_within_a_hundredth_of_that_of_all_inputs(
 
 def test_cka_between_two_models(model: nn.Module, data: torch.Tensor) -> None:
     models = {"a": model, "b": nn.Sequential(nn.Identity(), nn.Linear(6, 3))}
-    (cka,) = tl.extract(models, data, {"a": ["2"], "b": ["1"]}, None, into=CKA())
+    (cka,) = tl.extract(models, data, {"a": ["2"], "b": ["1"]}, None, into=[CKA()])
     with torch.no_grad():
         direct = unbiased_cka(model(data).double().numpy(), models["b"](data).double().numpy())
     assert cka.result().loc["a/2", "b/1"] == pytest.approx(direct, abs=0.01)

@@ -1,10 +1,9 @@
 """What people do with features: compare layers and networks, decode, find the inputs of a unit."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from torchlens._extract.dissimilarity import RSA
 from torchlens._extract.exporters import library
@@ -13,10 +12,13 @@ from torchlens._extract.reductions import CKA, Array, flat
 from torchlens._extract.stored_array import RaggedArray
 from torchlens._text.error_wording import got
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _BLOCK = 256
 
 
-def cka(a: Features, b: Features | None = None) -> pd.DataFrame:
+def cka(a: Features, b: Features | None = None) -> "pd.DataFrame":
     """The CKA of each layer of `a` with each of `b`, or of `a` itself; for the same inputs.
 
     >>> plot_similarity(cka(resnet_features, vit_features))
@@ -28,14 +30,14 @@ def cka(a: Features, b: Features | None = None) -> pd.DataFrame:
 
 def rsa(
     a: Features, b: Features | None = None, size: int | None = 512, metric: str = "correlation"
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """The agreement (Spearman) of the dissimilarities of inputs in each layer of `a` and of `b`."""
     made = RSA(size, metric)
     _stream(made, a, b)
     return _block(made.result(), a, b)
 
 
-def rdm(features: Features, layer: str, metric: str = "correlation") -> pd.DataFrame:
+def rdm(features: Features, layer: str, metric: str = "correlation") -> "pd.DataFrame":
     """The dissimilarity of each input with each in one layer."""
     made = RSA(None, metric)
     made.update({layer: _rows(features, layer, slice(None))}, features.ids)
@@ -56,7 +58,9 @@ def _stream(made: Any, a: Features, b: Features | None) -> None:
         made.update(rows, a.ids[part])
 
 
-def _block(found: pd.DataFrame, a: Features, b: Features | None) -> pd.DataFrame:
+def _block(found: "pd.DataFrame", a: Features, b: Features | None) -> "pd.DataFrame":
+    import pandas as pd
+
     rows = [f"a/{name}" for name in a.layers]
     columns = rows if b is None else [f"b/{name}" for name in b.layers]
     other = a if b is None else b
@@ -74,13 +78,15 @@ def _rows(features: Features, layer: str, part: slice) -> Array:
 
 
 def probe(
-    features: Features, targets: Sequence[Any], *, folds: int = 5, seed: int = 0
-) -> pd.Series:
+    features: Features, targets: Sequence[Any] | Array, *, folds: int = 5, seed: int = 0
+) -> "pd.Series":
     """How well a linear model reads `targets` from each layer, in cross-validation: the accuracy of
     a logistic regression for classes, R² of a ridge regression for fractions.
 
     `targets` has one item for each row, in the order of `features.ids`.
     """
+    import pandas as pd
+
     model_selection = library("sklearn.model_selection")
     linear_model, pipeline = library("sklearn.linear_model"), library("sklearn.pipeline")
     preprocessing = library("sklearn.preprocessing")
@@ -107,12 +113,14 @@ def probe(
     return pd.Series(scores, name="r2" if is_number else "accuracy")
 
 
-def nearest(features: Features, layer: str, unit: int | Sequence[int], k: int = 9) -> pd.Series:
+def nearest(features: Features, layer: str, unit: int | Sequence[int], k: int = 9) -> "pd.Series":
     """The `k` inputs with the largest values of a unit: their ids and the values.
 
     `unit` is a number among the flattened units, or an index of one unit or of a map of them, of
     which the largest value counts: `unit=(5,)` is channel 5 of (channels, height, width).
     """
+    import pandas as pd
+
     array = features[layer]
     if isinstance(array, RaggedArray):
         rows = np.stack([_of_unit(row, unit).max() for row in array])

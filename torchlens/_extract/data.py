@@ -206,7 +206,10 @@ class _Transformed:
 
     def __call__(self, number: int) -> Any:
         item = self._data[number]
-        return item if self._transform is None else self._transform(item)
+        if self._transform is not None:
+            return self._transform(item)
+        # A row of an array in a file cannot be collated.
+        return np.array(item) if isinstance(item, np.memmap) else item
 
 
 class _Row:

@@ -1,14 +1,16 @@
 """Representational similarity analysis, from projected features."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import pandas as pd
 
 from torchlens._extract.pools import SparseProjection
 from torchlens._extract.reductions import Array, Arrays, flat
 from torchlens._text.error_wording import check_choice, check_count
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METRICS = ("correlation", "euclidean")
 
@@ -52,8 +54,10 @@ class RSA:
         for name, rows in other._rows.items():
             self._rows.setdefault(name, []).extend(rows)
 
-    def rdm(self, layer: str) -> pd.DataFrame:
+    def rdm(self, layer: str) -> "pd.DataFrame":
         """The dissimilarity of each input with each in a layer: 1 - correlation, or distances."""
+        import pandas as pd
+
         rows = np.concatenate(self._rows[layer]).astype(np.float64)
         products = rows @ rows.T
         squares = np.diag(products)
@@ -65,8 +69,10 @@ class RSA:
         np.fill_diagonal(matrix, 0)
         return pd.DataFrame(matrix, index=self.ids, columns=self.ids)
 
-    def result(self) -> pd.DataFrame:
+    def result(self) -> "pd.DataFrame":
         """The rank correlation (Spearman) of the dissimilarities of each pair of layers."""
+        import pandas as pd
+
         upper = np.triu_indices(len(self.ids), 1)
         ranks = [pd.Series(self.rdm(name).to_numpy()[upper]).rank() for name in self._rows]
         matrix = np.corrcoef(np.stack([rank.to_numpy() for rank in ranks]))

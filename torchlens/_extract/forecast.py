@@ -37,13 +37,12 @@ class Forecast:
         return max(self.row_bytes.values()) * self.num_inputs / self.num_shards
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.num_inputs:,} inputs: {bytes_text(self.num_bytes)} in {self.num_shards:,} shards "
-            f"of {len(self.row_bytes)} files, {seconds_text(self.seconds)} on this device"
-        ]
-        for name, size in self.row_bytes.items():
-            whole = bytes_text(size * self.num_inputs)
-            lines.append(f"  {name}: {bytes_text(size)} an input, {whole}")
+        shards = f"{self.num_shards:,} shards of {len(self.row_bytes)} files"
+        size, time = bytes_text(self.num_bytes), seconds_text(self.seconds)
+        lines = [f"{self.num_inputs:,} inputs: {size} in {shards}, {time} on this device"]
+        for name, own in self.row_bytes.items():
+            whole = bytes_text(own * self.num_inputs)
+            lines.append(f"  {name}: {bytes_text(own)} an input, {whole}")
         return "\n".join(lines)
 
 

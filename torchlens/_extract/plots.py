@@ -1,18 +1,20 @@
 """Figures of features, by matplotlib. Each function returns the figure; `figure.savefig(path)`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from torchlens._extract.analyses import nearest, rdm
 from torchlens._extract.exporters import library
 from torchlens._extract.feature_store import Features
 from torchlens._extract.reductions import Array
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def plot_similarity(similarity: pd.DataFrame, title: str = "") -> Any:
+
+def plot_similarity(similarity: "pd.DataFrame", title: str = "") -> Any:
     """A heat map of what `cka` or `rsa` returned: layers of one network against another's."""
     rows, columns = similarity.shape
     figure, axes = _figure(2 + 0.35 * columns, 1.6 + 0.35 * rows)
@@ -61,7 +63,7 @@ def mds(distances: Array) -> Array:
     return np.asarray(vectors[:, :-3:-1] * np.sqrt(np.maximum(values[:-3:-1], 0)))
 
 
-def plot_probe(scores: pd.Series) -> Any:
+def plot_probe(scores: "pd.Series") -> Any:
     """The curve over depth of what `probe` returned."""
     figure, axes = _figure(2 + 0.4 * len(scores), 3.5)
     axes.plot(range(len(scores)), scores.to_numpy(), marker="o")

@@ -8,12 +8,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-import pandas as pd
 
 from torchlens._text.error_wording import check_count
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -67,8 +69,10 @@ class CKA:
         self.layers = self.layers or other.layers
         self._sums = self._sums + other._sums if self._sums.size else other._sums.copy()
 
-    def result(self) -> pd.DataFrame:
+    def result(self) -> "pd.DataFrame":
         """The similarity of each layer with each, up to 1. An estimate may be below 0."""
+        import pandas as pd
+
         scale = np.sqrt(np.maximum(np.diag(self._sums), 0))
         with np.errstate(invalid="ignore", divide="ignore"):
             matrix = self._sums / np.outer(scale, scale)
@@ -195,7 +199,7 @@ class PCA:
     def save(self, path: Path) -> None:
         """Writes what was fitted, as an `.npz` file."""
         self.finish()
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, factor in self._factors.items():
             head = np.asarray([factor.count, factor.squares])
             arrays |= {f"{name}|head": head, f"{name}|mean": factor.mean}
