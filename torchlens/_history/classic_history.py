@@ -124,7 +124,7 @@ def _turned(layers: Mapping[int, list[str]]) -> dict[str, list[int]]:
 
 
 def _remembered(field: Callable[[ModelHistory], _Value]) -> Callable[[ModelHistory], _Value]:
-    """A field that is computed once and cached, because code for the classic indexes it in loops."""
+    """A field that is computed once and cached: code for the classic indexes it in loops."""
 
     @wraps(field)
     def read(history: ModelHistory) -> _Value:

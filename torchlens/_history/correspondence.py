@@ -139,7 +139,7 @@ class _Side:
         return AlignedItem(
             _CALL,
             sort=0 if kind in _CONTAINERS else numbers(("class", kind)),
-            # A number in an address is a place in a list: it changes if a module is inserted before.
+            # A number in an address is a place in a list: it changes if a module is inserted.
             name=0 if name.isdecimal() else numbers(("name", name)),
             inside=numbers(("inside", *self.inside[call])),
             exact=numbers(("exactly", kind, *self.exact[call])),
