@@ -11,7 +11,7 @@ import torch
 from torchlens._extract.calls import Call, as_rows, call_of, check_rows
 from torchlens._extract.data import Inputs
 from torchlens._extract.engine import Engine, LayersError, device_of, evaluating
-from torchlens._extract.pools import Pool, Rows, described_pool, pooled, to_rows
+from torchlens._extract.pools import LayerRows, Pool, described_pool, pooled, to_rows
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.error_wording import got
 
@@ -20,7 +20,7 @@ from torchlens._text.error_wording import got
 class Processed:
     """The rows of one batch, and what was skipped."""
 
-    rows: dict[str, Rows]
+    rows: dict[str, LayerRows]
     ids: list[Any]
     skipped: list[tuple[Any, str]]
 
@@ -79,7 +79,7 @@ class Pipeline:
 
     def _one_by_one(self, inputs: Inputs) -> Processed:
         """The rows of a batch with an input for which the model raises."""
-        found: list[dict[str, Rows]] = []
+        found: list[dict[str, LayerRows]] = []
         ids, failed = [], list(inputs.failed)
         for place, one in enumerate(inputs.ids):
             try:
@@ -97,8 +97,8 @@ class Pipeline:
             {name: _joined([own[name] for own in found]) for name in names}, ids, failed
         )
 
-    def _rows(self, inputs: Inputs, places: Sequence[int] | None = None) -> dict[str, Rows]:
-        rows: dict[str, Rows] = {}
+    def _rows(self, inputs: Inputs, places: Sequence[int] | None = None) -> dict[str, LayerRows]:
+        rows: dict[str, LayerRows] = {}
         for prefix, engine in self.engines.items():
             call = call_of(engine.model, inputs.data, len(inputs.ids), device_of(engine.model))
             ids = inputs.ids
@@ -112,13 +112,13 @@ class Pipeline:
         values = engine.run(call.args, call.kwargs, who)
         return {name: as_rows(name, value, call, who) for name, value in values.items()}
 
-    def _finished(self, name: str, value: torch.Tensor, call: Call) -> Rows:
+    def _finished(self, name: str, value: torch.Tensor, call: Call) -> LayerRows:
         value, mask = pooled(name, value, self.pool, call.mask)
         if self.reduce is None:
             return to_rows(name, value, mask, self.dtype)
         rows = to_rows(name, value.float(), mask, None)
         reduced = torch.from_numpy(self.reduce.transform(name, rows.values))
-        return Rows(to_rows(name, reduced, None, self.dtype).values, rows.lengths)
+        return LayerRows(to_rows(name, reduced, None, self.dtype).values, rows.lengths)
 
     def first(self, inputs: Inputs) -> Processed:
         """Processes the first batch, and checks that rows do not depend on the rest of it."""
@@ -169,11 +169,13 @@ def _subset(call: Call) -> list[int]:
     return list(range(max(1, call.size // 2)))
 
 
-def _joined(rows: Sequence[Rows]) -> Rows:
+def _joined(rows: Sequence[LayerRows]) -> LayerRows:
     values = np.concatenate([own.values for own in rows])
     if rows[0].lengths is None:
-        return Rows(values)
-    return Rows(values, np.concatenate([own.lengths for own in rows if own.lengths is not None]))
+        return LayerRows(values)
+    return LayerRows(
+        values, np.concatenate([own.lengths for own in rows if own.lengths is not None])
+    )
 
 
 def _who(ids: Sequence[Any]) -> str:

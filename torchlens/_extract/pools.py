@@ -20,7 +20,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LayerRows:
     """The rows of one layer for one batch.
 
     With `lengths`, the inputs have different numbers of tokens: `values` holds the tokens of all
@@ -153,13 +153,15 @@ def as_array(name: str, value: torch.Tensor, dtype: str | None) -> np.ndarray[An
     return converted.numpy()
 
 
-def to_rows(name: str, value: torch.Tensor, mask: torch.Tensor | None, dtype: str | None) -> Rows:
+def to_rows(
+    name: str, value: torch.Tensor, mask: torch.Tensor | None, dtype: str | None
+) -> LayerRows:
     """The rows of a value to store; of ragged text, the tokens alone."""
     if mask is None:
-        return Rows(as_array(name, value, dtype))
+        return LayerRows(as_array(name, value, dtype))
     is_token = mask.bool()
     lengths = is_token.sum(1).cpu().numpy().astype(np.int64)
-    return Rows(as_array(name, value[is_token], dtype), lengths)
+    return LayerRows(as_array(name, value[is_token], dtype), lengths)
 
 
 # -- random projection -----------------------------------------------------------------------------

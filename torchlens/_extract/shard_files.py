@@ -21,7 +21,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.lib import format as npy
 
-from torchlens._extract.pools import Rows
+from torchlens._extract.pools import LayerRows
 from torchlens.errors import FeaturesError
 
 try:
@@ -130,7 +130,7 @@ class ShardFile:
         return len(self._ids) + len(self._skipped)
 
     def append(
-        self, rows: Mapping[str, Rows], ids: list[Any], skipped: list[tuple[Any, str]]
+        self, rows: Mapping[str, LayerRows], ids: list[Any], skipped: list[tuple[Any, str]]
     ) -> None:
         """Adds a batch."""
         for name, own in rows.items():
