@@ -38,6 +38,7 @@ PLAIN_KEYWORD_TYPES = PLAIN_TYPES - TENSORS - {torch.Generator}
 _LEAVES = PLAIN_KEYWORD_TYPES - {torch.Size}
 _PLAIN_BOUNDS = frozenset({int, type(None)})
 UNKNOWN = 1 << 62  # larger than any entry number
+_FIRST_CONSTANT = 1 << 32  # more than any number of parameters
 
 
 # -- arguments
@@ -153,9 +154,10 @@ class TensorEntries:
         self.thread_place: tuple[CodeType | None, int] = (None, 0)
         self.memory = memory
         self.gradients = gradients
-        # The model's parameters, then other tensors that no operation made.
-        self.outside: list[Tensor] = []
-        # Numbers (-1 - index) of the tensors in `outside` that require gradients.
+        # By number: the model's parameters, and other tensors that no operation made.
+        self.outside: dict[int, Tensor] = {}
+        self._num_params = 0
+        # Numbers of the tensors in `outside` that require gradients.
         self.trained: set[int] = set()
         # Other tensors through which the model reads parameters: (parameter index, tensor).
         self.param_stand_ins: list[tuple[int, Tensor]] = []
@@ -335,12 +337,19 @@ class TensorEntries:
             if origin is None or origin() is tensor:
                 return number
         number = self.meet(tensor)
-        return self.add_outside(tensor) if number is None else number
+        return self.add_constant(tensor) if number is None else number
 
-    def add_outside(self, tensor: Tensor) -> int:
-        """Adds a parameter or constant, which is no entry; returns its number (negative)."""
-        self.outside.append(tensor)
-        number = -len(self.outside)
+    def add_parameter(self, tensor: Tensor) -> int:
+        """Adds a parameter, which is no entry; returns its number (negative)."""
+        self._num_params += 1
+        return self._add_outside(tensor, -self._num_params)
+
+    def add_constant(self, tensor: Tensor) -> int:
+        """Adds another tensor that no operation made; returns its number (negative)."""
+        return self._add_outside(tensor, -1 - _FIRST_CONSTANT - len(self.outside))
+
+    def _add_outside(self, tensor: Tensor, number: int) -> int:
+        self.outside[number] = tensor
         self._entry_of_id[id(tensor)] = number
         self._note_inner(number, tensor)
         if tensor.requires_grad:

@@ -37,6 +37,39 @@ class Parts:
     params: list[torch.nn.Parameter] = field(default_factory=list)
     module_params: dict[str, tuple[int, ...]] = field(default_factory=dict)  # index into params
     buffers: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    # id of the packed weights of a quantized module → the numbers of its weight and bias
+    packed: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def find_new_modules(self) -> None:
+        """Adds the modules that the model has made since."""
+        for address, module in named_modules(self.modules[0], self.aliases):
+            if id(module) not in self.addresses:
+                self.modules.append(module)
+                self.addresses[id(module)] = address
+                self.classes.setdefault(address, type(module).__name__)
+                self.module_params.setdefault(address, ())
+
+    def number_of_parameter(self, parameter: Any) -> int | None:
+        """The number of a parameter that was made since; None if no module holds it.
+
+        It is that of a parameter without values in its place: weights are loaded when needed.
+        """
+        for address, module in named_modules(self.modules[0]):
+            for name, own in module._parameters.items():
+                if own is parameter:
+                    return self._add_parameter(self.addresses.get(id(module), address), name, own)
+        return None
+
+    def _add_parameter(self, address: str, name: str, parameter: torch.nn.Parameter) -> int:
+        full = f"{address}.{name}" if address else name
+        for number, known in enumerate(self.params):
+            if known is parameter or (known.is_meta and self.param_addresses[number] == full):
+                return number
+        self.params.append(parameter)
+        self.param_addresses.append(full)
+        number = len(self.params) - 1
+        self.module_params[address] = (*self.module_params.get(address, ()), number)
+        return number
 
 
 def parts_of(model: torch.nn.Module) -> Parts:
@@ -70,6 +103,8 @@ def parts_of(model: torch.nn.Module) -> Parts:
                 else:
                     parts.aliases[prefix + name] = parts.param_addresses[number]
                 own_params.append(number)
+        if kind.__module__.startswith(_QUANTIZED):
+            _add_packed(parts, module, prefix, own_params)
         parts.module_params[address] = tuple(own_params)
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -77,6 +112,27 @@ def parts_of(model: torch.nn.Module) -> Parts:
     if isinstance(model, CalledModel):
         classes[""] = model.title
     return parts
+
+
+_QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+
+
+def _add_packed(parts: Parts, module: Any, prefix: str, own_params: list[int]) -> None:
+    """Adds the weight and bias that a quantized module keeps in one packed object."""
+    packed = getattr(module, "_packed_params", None)
+    packed = getattr(packed, "_packed_params", packed)  # a module around it
+    if not isinstance(packed, torch.ScriptObject):
+        return
+    numbers = []
+    for name in ("weight", "bias"):
+        value = getattr(module, name)() if hasattr(module, name) else None
+        if isinstance(value, torch.Tensor):
+            numbers.append(len(parts.params))
+            parts.params.append(torch.nn.Parameter(value.detach(), requires_grad=False))
+            parts.param_addresses.append(prefix + name)
+    if numbers:
+        parts.packed[id(packed)] = tuple(numbers)
+    own_params += numbers
 
 
 def named_modules(

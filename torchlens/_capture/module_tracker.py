@@ -1,6 +1,7 @@
 """Tracks entering and leaving modules."""
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -101,6 +102,7 @@ class ModuleTracker:
         recorder.module_code = patched_call_impl.__code__
         self._selection = selection
         self.saved: set[int] = set()  # entries that these modules returned
+        self._parts = parts
         self._addresses = parts.addresses
         self.scripted = parts.scripted
         self._outside_modules: list[Any] = []  # kept alive so that ids stay unique
@@ -108,6 +110,8 @@ class ModuleTracker:
         # Names the tensors of modules that are found during the pass; None: such modules are not
         # recorded, as in the log of a model that calls others.
         self.name_tensor: Callable[[str, torch.Tensor], None] | None = None
+        # Modules that have been looked for among those that the model made in the pass.
+        self._strangers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._rows_before = [0]  # the number of rows at the start of each call
         self._num_calls: dict[str, int] = {}
 
@@ -122,8 +126,13 @@ class ModuleTracker:
         """
         recorder = self.recorder
         address = self._addresses.get(id(module))
-        if address is None and self.name_tensor is not None and recorder.is_on():
-            address = self._name_late(module)
+        if address is None and recorder.is_on():
+            if self.name_tensor is not None:
+                address = self._name_late(module)
+            elif module not in self._strangers:
+                self._strangers.add(module)
+                self._parts.find_new_modules()
+                address = self._addresses.get(id(module))
         # Not a module of the model, or called inside an operation.
         if address is None or not recorder.is_on():
             return self._enter_outside_module(module)

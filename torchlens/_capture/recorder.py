@@ -56,7 +56,7 @@ class Look(Protocol):
 
     interval: float
 
-    def look(self, outside: Sequence[torch.Tensor]) -> float:
+    def look(self, outside: Iterable[torch.Tensor]) -> float:
         """Runs the check; returns the time of the next. `outside` are tensors that live anyway."""
 
 
@@ -124,6 +124,10 @@ class Recorder(Rows, TorchFunctionMode):
         self.booleans: dict[int, bool] = {}
         # Entries whose value the model read into Python, other than for an `if`.
         self.reads: set[int] = set()
+        # Finds the number of a parameter that was made during the pass, once a module of the model
+        # holds it.
+        self.on_made_parameter: Callable[[Tensor], int | None] | None = None
+        self._makes_parameters = False
         # The number of rows when values first left torch through NumPy or DLPack.
         self.first_handed_out: int | None = None
         self.failures = Failures()
@@ -138,7 +142,7 @@ class Recorder(Rows, TorchFunctionMode):
         self.unfinished: list[Any] = []
         # The time of the next check of saved memory, and the function for it.
         self._look_at = math.inf
-        self._look: Callable[[Sequence[Tensor]], float] = lambda outside: math.inf
+        self._look: Callable[[Iterable[Tensor]], float] = lambda outside: math.inf
 
     # -- calls that make tensors
 
@@ -199,7 +203,7 @@ class Recorder(Rows, TorchFunctionMode):
         else:
             self._append_others(fields, result, detour)
         if end > self._look_at:
-            self._look_at = self._look(self.outside)
+            self._look_at = self._look(self.outside.values())
         return result
 
     def _prepare_detour(
@@ -267,7 +271,25 @@ class Recorder(Rows, TorchFunctionMode):
             self.before_write(written)
         if self.gradients is not None:
             self.watch_arguments(args, kwargs)
+        if self._makes_parameters:
+            self._note_made_parameters(args, kwargs)
         return observed
+
+    def expect_parameters(self) -> None:
+        """From now on, looks for parameters made during the pass among the arguments of a call."""
+        if not self._makes_parameters:
+            with NoTorchFunction():
+                self.complete()
+            self._is_short, self._makes_parameters = False, True
+
+    def _note_made_parameters(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        for _, tensor in plain_tensors((args, kwargs)):
+            if isinstance(tensor, torch.nn.Parameter) and self.on_made_parameter is not None:
+                entry = self.entry_of(tensor)
+                if entry is not None and entry >= 0 and entry not in self.param_entries:
+                    number = self.on_made_parameter(tensor)
+                    if number is not None:
+                        self.param_entries[entry] = number
 
     def before_write(self, targets: Sequence[Tensor]) -> None:
         """Copies the saved values that a write to `targets` is about to change."""

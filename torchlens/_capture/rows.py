@@ -1,7 +1,7 @@
 """The rows of a pass: one for each tensor that is made, enters or leaves the model."""
 
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -72,6 +72,8 @@ class Rows(TensorEntries):
         self.sent: set[int] = set()
         # Tensors whose `.grad` was filled by a backward pass inside the model.
         self.differentiated: list[weakref.ref[Tensor]] = []
+        # Entries that are parameters made during the pass: their numbers.
+        self.param_entries: dict[int, int] = {}
         self.saved_args: dict[int, tuple[Any, Any]] = {}
         # Entries whose result was exchanged (see `exchange.py`).
         self.edited: set[int] = set()
@@ -398,6 +400,20 @@ class Rows(TensorEntries):
             return holder
 
         self._kept_args = same_with(args, keep), same_with(kwargs or {}, keep)
+
+    def other_params(self, packed: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        """By row, the parameters that it reads through entries or objects that hold them; `packed`
+        has the parameters of objects, by id.
+        """
+        found: dict[int, tuple[int, ...]] = {}
+        for number, row in enumerate(self.rows if packed or self.param_entries else ()):
+            entries = [entry for _, entry in located(row.references)]
+            own = [self.param_entries[entry] for entry in entries if entry in self.param_entries]
+            for arg in row.args:
+                own += packed.get(id(arg), ()) if isinstance(arg, torch.ScriptObject) else ()
+            if own:
+                found[number] = tuple(dict.fromkeys(own))
+        return found
 
     # -- completion
 

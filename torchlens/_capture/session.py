@@ -120,12 +120,13 @@ class Session:
             self._recorder.watch_memory(
                 MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients)
             )
+        self._recorder.on_made_parameter = self._parts.number_of_parameter
         self._recorder.on_collective = record_functional
         self._recorder.on_unseen = self._unseen.meet
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
-        self._outside_storages: list[int] = []
+        self._outside_storages: dict[int, int] = {}
         self._origin = LiveOrigin()
         self._output: Any = None
         self._returns_data = False
@@ -245,7 +246,7 @@ class Session:
         in_pieces = {id(pair.whole): pair.parameter for pair in pairs}
         parts.params[:] = [in_pieces.get(id(parameter), parameter) for parameter in parts.params]
         for parameter in parts.params:
-            recorder.add_outside(parameter)
+            recorder.add_parameter(parameter)
         if pairs:
             know_whole(recorder, pairs)
         sources: list[torch.Tensor] = list(parts.params)
@@ -338,6 +339,7 @@ class Session:
             param_stand_ins=recorder.param_stand_ins,
             branches=row_branches(tracker) if tracker.is_shared else [],
             trained=recorder.trained,
+            other_params=recorder.other_params(parts.packed),
             joint_params=recorder.joint_params,
             origin=self._origin,
             output=self._output,

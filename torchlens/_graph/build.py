@@ -96,7 +96,7 @@ def build_graph(recording: Recording) -> Graph:
     sources = sum(row.operation is INPUT or row.operation is BUFFER for row in rows)
     operations = range(sources, len(rows) - sum(row.operation is OUTPUT for row in rows))
     first_of_layer = list(range(len(rows)))
-    params = _params_of_all(rows, len(recording.params))
+    params = _params_of_all(recording, recorded)
     first_of_layer[operations.start : operations.stop] = _group(
         recording, rows, reads, params, operations
     )
@@ -141,7 +141,7 @@ def assemble_graph(
         parents=parents,
         children=children_of(parents),
         located_reads=decisions.located_reads,
-        params=params or _params_of_all(rows, len(recording.params)),
+        params=params or _params_of_all(recording, recorded),
         layers=layers,
         layer_of=layer_of,
         pass_of=pass_numbers(layers, len(rows)),
@@ -219,8 +219,15 @@ def _connected(
     return connected(sources, targets, parents)
 
 
-def _params_of_all(rows: Sequence[Row], num_params: int) -> list[tuple[int, ...]]:
-    return [_params_of(row, num_params) for row in rows] if num_params else [()] * len(rows)
+def _params_of_all(recording: Recording, recorded: Sequence[int]) -> list[tuple[int, ...]]:
+    num_params = len(recording.params)
+    if not num_params:
+        return [()] * len(recorded)
+    found = [_params_of(recording.rows[number], num_params) for number in recorded]
+    if recording.other_params:
+        others = [recording.other_params.get(number, ()) for number in recorded]
+        found = [(*own, *more) for own, more in zip(found, others, strict=True)]
+    return found
 
 
 def _params_of(row: Row, num_params: int) -> tuple[int, ...]:

@@ -194,7 +194,7 @@ class _WrittenMemory:
         return (
             self._recording.storages[entry]
             if entry >= 0
-            else self._recording.outside_storages[-1 - entry]
+            else self._recording.outside_storages[entry]
         )
 
     def _is_view(self, entry: int, storage: int) -> bool:

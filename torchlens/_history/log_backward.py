@@ -335,4 +335,4 @@ def _add_views(recording: Recording, views: ViewTree) -> None:
 def _known_storages(recording: Recording) -> set[int]:
     """The storages that existed before the first entry on them."""
     unknown = [part.entry for part in recording.slices if not part.is_base_known]
-    return {*recording.outside_storages, *(recording.storages[entry] for entry in unknown)}
+    return {*recording.outside_storages.values(), *(recording.storages[entry] for entry in unknown)}

@@ -225,7 +225,7 @@ class JaxSession:
             params=self.params,
             param_addresses=parts.param_addresses,
             module_params=parts.module_params,
-            outside_storages=[-1] * len(self.params),
+            outside_storages={-1 - number: -1 for number in range(len(self.params))},
             module_calls=recorder.module_calls,
             module_classes=tracker.classes,
             module_entries=tracker.entries,

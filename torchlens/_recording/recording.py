@@ -178,7 +178,7 @@ class Recording:
     params: list[torch.nn.Parameter]
     param_addresses: list[str]
     module_params: dict[str, tuple[int, ...]]
-    outside_storages: list[int]  # storages of the tensors with references -1 - k
+    outside_storages: dict[int, int]  # storages of tensors from outside, by their references
     module_calls: list[ModuleCall]
     module_classes: dict[str, str]
     module_entries: list[tuple[int, list[int]]]  # (module call, entries it was given)
@@ -214,6 +214,9 @@ class Recording:
     trained: set[int] | None = None
     # Numbers of parameters that were assembled from several.
     joint_params: set[int] = field(default_factory=set)
+    # By row, parameters that it reads through something else: weights that were made or loaded
+    # during the pass, and the packed weights of quantized modules.
+    other_params: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # Entries received from another process, without a parent here.
     received: set[int] = field(default_factory=set)
     # Entries sent to another process, without a child here.

@@ -72,7 +72,7 @@ def recording_of(graph: dict[str, Any], seconds: Any, reader: PythonReader) -> R
             address: tuple(_numbers(numbers, len(params)))
             for address, numbers in graph["module_params"].items()
         },
-        outside_storages=[],
+        outside_storages={},
         module_calls=calls,
         module_classes=_classes(graph["module_classes"], calls),
         module_aliases={str(key): str(address) for key, address in graph["module_aliases"].items()},
@@ -88,6 +88,10 @@ def recording_of(graph: dict[str, Any], seconds: Any, reader: PythonReader) -> R
         branches=[Branch(parent, at, rows_of(own)) for parent, at, own in graph["branches"]],
         returns_data=bool(graph["returns_data"]),
         joint_params=set(_numbers(graph["joint_params"], _FAR)),
+        other_params={
+            number: tuple(_numbers(own, len(params)))
+            for own, number in _pairs(map(reversed, graph["other_params"]), count)
+        },
         framework=_framework(graph["framework"]),
         is_copy=True,
         reads=set(rows_of(graph["reads"])),

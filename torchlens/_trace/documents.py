@@ -119,6 +119,7 @@ def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> 
         "received": sorted(recording.received),
         "sent": sorted(recording.sent),
         "joint_params": sorted(recording.joint_params),
+        "other_params": list(recording.other_params.items()),
         "returns_data": recording.returns_data,
         "branches": recording.branches,
         "failure": _failure_form(recording.failure, tables),

@@ -161,6 +161,8 @@ class Witness(Observer):
         # Each `if tensor:`: how many rows there were, the tensor's identity, and its value.
         self.booleans: list[tuple[int, int, bool]] = []
         self.unexplained = UnexplainedTensors(num_params)
+        # By id, the modules that ran, and their names in the model as it was then.
+        self.running_modules: dict[int, tuple[Any, str]] = {}
         # The call in progress. An opaque one may contain others, which are not seen.
         self._call: WitnessedCall | None = None
         self._generators: tuple[Tensor, ...] = ()
@@ -193,7 +195,9 @@ class Witness(Observer):
         """
         if call.kind in NO_ROW:
             return
-        modes, modules = current_modes(), _running_modules(sys._getframe(1))
+        modes, running = current_modes(), _running_modules(sys._getframe(1))
+        self._name_modules(running)
+        modules = tuple(map(id, running))
         for arguments in (call.args, call.kwargs or {}):
             self.unexplained.look(call.first, arguments, call.references)
         reaches_beyond = call.operation.name in _REACHES_BEYOND
@@ -285,6 +289,14 @@ class Witness(Observer):
                 mine.changed.append((path, difference(before[path].value, tensor)))
                 mine.written_storages.add(before[path].storage)
 
+    def _name_modules(self, running: list[Any]) -> None:
+        if all(id(module) in self.running_modules for module in running):
+            return
+        for name, module in running[0].named_modules():
+            self.running_modules.setdefault(id(module), (module, name))
+        for module in running:  # those that are not in the model have no name
+            self.running_modules.setdefault(id(module), (module, ""))
+
     def _current_generators(self) -> tuple[Tensor, ...]:
         states = [torch.get_rng_state()]
         if torch.cuda.is_initialized():
@@ -295,15 +307,15 @@ class Witness(Observer):
         return self._generators
 
 
-def _running_modules(frame: FrameType | None) -> tuple[int, ...]:
+def _running_modules(frame: FrameType | None) -> list[Any]:
     """The modules on Python's stack. (The log's own list of them is what the check verifies.)"""
     call = torch.nn.Module._call_impl.__code__
     found = []
     while frame is not None:
         if frame.f_code is call:
-            found.append(id(frame.f_locals["self"]))
+            found.append(frame.f_locals["self"])
         frame = frame.f_back
-    return tuple(reversed(found))
+    return found[::-1]
 
 
 @dataclass(slots=True)

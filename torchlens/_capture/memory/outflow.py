@@ -7,7 +7,7 @@ saved in the first place.
 
 import threading
 import weakref
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -54,7 +54,7 @@ class OutflowWatch:
         self._bytes = 0
         self._held: list[int] = []
 
-    def look(self, outside: Sequence[torch.Tensor]) -> float:
+    def look(self, outside: Iterable[torch.Tensor]) -> float:
         """Hands values over if there are enough; returns the time of the next check."""
         if threading.get_ident() == self._thread:
             with NoTorchFunction():

@@ -384,16 +384,16 @@ class Memory:
                 uses.setdefault(id(value), []).append(entry)
         return uses
 
-    def note_outside(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """The storages of tensors that are no entries; [] if nothing was written.
+    def note_outside(self, tensors: Mapping[int, torch.Tensor]) -> dict[int, int]:
+        """The storages of tensors that are no entries, by number; {} if nothing was written.
 
         Records the regions of those whose storage was written.
         """
-        storages = list(map(storage_of, tensors)) if self.writes else []
         written = {write.storage for write in self.writes}
-        for number, storage in enumerate(storages):
+        storages = {number: storage_of(tensor) for number, tensor in tensors.items() if written}
+        for number, storage in storages.items():
             if storage in written:
-                self.regions[-1 - number] = region_of(tensors[number])
+                self.regions[number] = region_of(tensors[number])
         return storages
 
     def _place(self, storage: int) -> Aliases:

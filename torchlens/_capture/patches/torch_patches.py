@@ -240,6 +240,7 @@ def _patched_new(kind: type, *args: Any, **kwargs: Any) -> Any:
         and tracker.recorder.entry_of(parameter) is None
     ):
         record_made(tracker.recorder, kind, args, kwargs, parameter)
+        tracker.recorder.expect_parameters()
     return parameter
 
 
