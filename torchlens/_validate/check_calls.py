@@ -32,8 +32,9 @@ def check_calls(
     `logged` is a recording of another run. The model must be in the state it began the runs in.
     """
     addresses = {id(module): _address(name) for name, module in model.named_modules()}
-    for number, (_, name) in subject.witness.running_modules.items():  # some were made in the pass
-        addresses.setdefault(number, _address(name))
+    for module, outermost, name in subject.witness.running_modules.values():
+        if outermost is model:  # some modules were made in the pass
+            addresses.setdefault(id(module), _address(name))
     check = _CallsCheck(subject, logged, report, set(addresses.values()))
     check.check_tensors()
     for call in subject.calls:

@@ -161,8 +161,8 @@ class Witness(Observer):
         # Each `if tensor:`: how many rows there were, the tensor's identity, and its value.
         self.booleans: list[tuple[int, int, bool]] = []
         self.unexplained = UnexplainedTensors(num_params)
-        # By id, the modules that ran, and their names in the model as it was then.
-        self.running_modules: dict[int, tuple[Any, str]] = {}
+        # By id, the modules that ran: each with the outermost one and its name in that as it was.
+        self.running_modules: dict[int, tuple[Any, Any, str]] = {}
         # The call in progress. An opaque one may contain others, which are not seen.
         self._call: WitnessedCall | None = None
         self._generators: tuple[Tensor, ...] = ()
@@ -292,10 +292,11 @@ class Witness(Observer):
     def _name_modules(self, running: list[Any]) -> None:
         if all(id(module) in self.running_modules for module in running):
             return
-        for name, module in running[0].named_modules():
-            self.running_modules.setdefault(id(module), (module, name))
-        for module in running:  # those that are not in the model have no name
-            self.running_modules.setdefault(id(module), (module, ""))
+        outermost = running[0]
+        for name, module in outermost.named_modules():
+            self.running_modules.setdefault(id(module), (module, outermost, name))
+        for module in running:  # those that are not in it have no name
+            self.running_modules.setdefault(id(module), (module, outermost, ""))
 
     def _current_generators(self) -> tuple[Tensor, ...]:
         states = [torch.get_rng_state()]
