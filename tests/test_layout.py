@@ -37,6 +37,7 @@ PUBLIC_NAMES = [
     "TraceError",
     "ValidationReport",
     "ValueChangedError",
+    "assert_same_structure",
     "compare",
     "current_run",
     "diff",
@@ -76,10 +77,14 @@ FEATURES = [
     "_edit",
     "_extract",
     "_profile",
+    "_structure",
     "_monitor",
     "_trace",
 ]
-USES = {("_monitor", "_page"), ("_monitor", "_trace"), ("_diff", "_page")}
+USES = {
+    *(("_monitor", "_page"), ("_monitor", "_trace"), ("_diff", "_page")),
+    *(("_structure", "_page"), ("_structure", "_trace")),
+}
 # Files whose functions import from packages above their own when they are called.
 CALLS_UP = {
     "torchlens._history.entry_questions",

@@ -18,6 +18,7 @@ try:
     from torchlens._history.layer_entry import LayerEntry
     from torchlens._history.model_history import ModelHistory
     from torchlens.api import (
+        assert_same_structure,
         compare,
         current_run,
         diff,
@@ -82,6 +83,7 @@ __all__ = [
     "TraceError",
     "ValidationReport",
     "ValueChangedError",
+    "assert_same_structure",
     "compare",
     "current_run",
     "diff",

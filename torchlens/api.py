@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torchlens._profile.profile import Profile
     from torchlens._profile.profile_options import Check, Level
     from torchlens._profile.quantities import QuantityName
+    from torchlens._structure.structure_report import StructureReport
     from torchlens._trace.tail import Tail
     from torchlens._validate.report import ValidationReport
 
@@ -377,6 +378,71 @@ def _history(name: str, value: ModelHistory | str | os.PathLike[str]) -> ModelHi
             f"{got(value)}."
         )
     return value
+
+
+def assert_same_structure(
+    model: Model | ModelHistory,
+    path: str | os.PathLike[str],
+    input_args: Any = None,
+    input_kwargs: Mapping[str, Any] | None = None,
+    *,
+    update: bool = False,
+    **made: "Unpack[InputKeywords]",
+) -> None:
+    """Raises AssertionError unless a model does what a file says, with the differences in words.
+
+    What counts is `history.structure_hash`: operations, arguments, shapes, dtypes, edges,
+    parameters and addresses; no values. With `update=True`, or if the environment variable
+    TORCHLENS_UPDATE is 1, the file is written instead.
+
+    >>> def test_the_structure_of_my_model():
+    ...     torchlens.assert_same_structure(make_model(), 'tests/model.lens.json')
+
+    input_args, input_kwargs: the inputs of the model; by default, inputs are made like those that
+        the file was written with.
+    **made: what to make inputs from, as in `log_forward_pass`.
+    """
+    report = check_structure(model, path, input_args, input_kwargs, update=update, **made)
+    if not report.ok:
+        raise AssertionError(str(report))
+
+
+def check_structure(
+    model: Model | ModelHistory,
+    path: str | os.PathLike[str],
+    input_args: Any = None,
+    input_kwargs: Mapping[str, Any] | None = None,
+    *,
+    update: bool = False,
+    **made: "Unpack[InputKeywords]",
+) -> "StructureReport":
+    """The same as a report; `report.ok` says whether the structures are equal.
+
+    >>> print(check_structure(model, 'model.lens.json'))
+    """
+    from torchlens._structure.structure_file import inputs_to_make, read_structure, write_structure
+    from torchlens._structure.structure_report import structure_report
+
+    target = checked_file("path", path, "model.lens.json")
+    update = update or os.environ.get("TORCHLENS_UPDATE") == "1"
+    if not update and not target.exists():
+        raise FileNotFoundError(
+            f"There is no file {str(path)!r} to compare with. Write it with update=True or the "
+            "environment variable TORCHLENS_UPDATE=1."
+        )
+    stored = read_structure(target) if target.exists() and not update else None
+    if isinstance(model, ModelHistory):
+        history = model
+    else:
+        if input_args is None and input_kwargs is None and not made and target.exists():
+            known = (stored or read_structure(target)).history
+            made = inputs_to_make(known, target, forward_names(model_of(model)))
+        with torch.no_grad():
+            history = get_model_metadata(model, input_args, input_kwargs, **made)
+    if stored is None:
+        write_structure(history, target)
+        stored = read_structure(target)
+    return structure_report(stored, history, target)
 
 
 def explore_together(

@@ -19,7 +19,7 @@ from torchlens._text.plain_text import printable
 from torchlens.errors import TorchLensError
 
 # The commands, in the order in which the help lists them. Each is a file here: `log_command.py`.
-COMMANDS = ("log", "show", "diff", "serve", "extract", "features")
+COMMANDS = ("log", "show", "diff", "check", "serve", "extract", "features")
 # What a command may raise because of what it was given.
 _EXPECTED = (TorchLensError, ValueError, TypeError, LookupError, OSError, ImportError)
 
