@@ -202,7 +202,23 @@ def made_up(**fields: Any) -> Measurements:
         "flops_not_counted": {},
         "problems": [],
     }
+    if "calls" not in fields:
+        values["calls"] = _nested((values | fields)["root"])
     return Measurements(**values | fields)
+
+
+def _nested(root: ModuleRecord) -> list[CallRecord]:
+    """All calls, each inside that of the nearest module around its own."""
+    calls = sorted((each for record in root.walk() for each in record.calls), key=lambda c: c.step)
+    first: dict[tuple[int, str], int] = {}
+    for index, each in enumerate(calls):
+        each.index = first.setdefault((each.step, each.address), index)
+    for index, each in enumerate(calls):
+        each.index, each.parent, address = index, None, each.address
+        while address and each.parent is None:
+            address = address.rpartition(".")[0]
+            each.parent = first.get((each.step, address))
+    return calls
 
 
 def _counts(number: int, own: int, **fields: int) -> dict[str, int]:

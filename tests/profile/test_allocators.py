@@ -1,6 +1,7 @@
 """Memory is what the allocator gave and took back, to the byte."""
 
 import gc
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,14 @@ from torchlens._capture import recorder
 from torchlens._profile import allocators, logged_steps
 
 MB = 2**20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _others_are_frozen() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # so that collecting takes no time
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

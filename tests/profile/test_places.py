@@ -55,7 +55,7 @@ def profile_of(model: nn.Module, level: Any) -> Any:
 def test_rows_add_up_and_hold_every_call_once(seed: int, level: str):
     choice = random.Random(seed)
     measurements = profile_of(nn.Sequential(nn.Linear(8, 8), Node(choice, 3, [])), level)
-    (root,) = placed(measurements)
+    (root,) = placed(measurements).trees
     for record in root.walk():
         for name in ("forward_time", "backward_time", "total_time"):
             inside = [module_value(child, QUANTITIES[name]) or 0.0 for child in record.children]
@@ -68,7 +68,7 @@ def test_rows_add_up_and_hold_every_call_once(seed: int, level: str):
 
 
 def rows_of(model: nn.Module) -> Iterator[tuple[str, int, int]]:
-    (root,) = placed(profile_of(model, "module"))
+    (root,) = placed(profile_of(model, "module")).trees
     for record, name in named_rows(root):
         yield "  " * record.depth + name, record.num_calls, record.num_parameters
 
@@ -154,7 +154,7 @@ def test_calls_of_the_users_own_beside_the_model_have_rows_of_their_own():
         for _ in range(2):
             x = torch.rand(3, 4)
             (model(x).sum() + model[0](x).sum() + model[0](x).sum()).backward()
-    found = [(name, record.num_calls, record.num_parameters) for tree in placed(p.measurements)
+    found = [(name, record.num_calls, record.num_parameters) for tree in placed(p.measurements).trees
              for record, name in named_rows(tree)]  # fmt: skip
     assert found == [
         ("", 1, 30), ("0", 1, 20), ("0", 1, 20), ("1", 1, 0), ("1", 1, 10), ("0", 2, 0), ("0", 2,
@@ -162,7 +162,7 @@ def test_calls_of_the_users_own_beside_the_model_have_rows_of_their_own():
     ]  # fmt: skip
     text = str(p.summary(width=120))
     assert "Also called by your code, beside the model, with a row for that: 0." in text
-    alone = placed(p.measurements)[1]
+    alone = placed(p.measurements).trees[1]
     assert alone.typical("flops") is None  # only the first of its calls was counted
     assert p["1"].typical("flops") == 2 * 3 * 4 * 2
 
@@ -171,5 +171,5 @@ def test_parts_of_a_model_that_is_never_called_stand_in_their_places():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with torchlens.profile(model) as p:
         model[1](model[0](torch.rand(3, 4))).sum().backward()
-    assert len(placed(p.measurements)) == 1
+    assert len(placed(p.measurements).trees) == 1
     assert "beside the model" not in str(p)

@@ -2,11 +2,10 @@
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchlens._profile.quantities import (
     QUANTITIES,
@@ -15,10 +14,10 @@ from torchlens._profile.quantities import (
     full_name,
     module_value,
 )
-from torchlens._profile.records import MOST_KINDS, Kind, Measurements, Shape
+from torchlens._profile.records import MOST_KINDS, Kind, Measurements, kind_words
 from torchlens._text.error_wording import check_choice, got
 from torchlens._text.grid import Column, laid_out
-from torchlens._text.numbers import shape_text
+from torchlens._text.numbers import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -47,6 +46,7 @@ class Change:
         return self.after / self.before if self.before and self.after is not None else None
 
 
+@dataclass(repr=False)
 class Comparison:
     """What changed between two profiles, the largest change first; iterate over it, print it, or
     make a table of it.
@@ -56,23 +56,14 @@ class Comparison:
     >>> [change for change in changes if change.ratio > 1.1]
     """
 
-    def __init__(
-        self,
-        quantity: str,
-        changes: list[Change],
-        headline: str,
-        width: int | None,
-        limit: int | None,
-        unlike: str | None = None,
-    ) -> None:
-        self.quantity = quantity
-        self.changes = changes
-        # How the steps before and after differ in kind, or None: if they do, a change need not be
-        # one of the model.
-        self.unlike = unlike
-        self._headline = headline
-        self._width = width
-        self._limit = limit
+    quantity: str
+    changes: list[Change]
+    # How the steps before and after differ in kind, or None: if they do, a change need not be one
+    # of the model.
+    unlike: str | None
+    _headline: str
+    _width: int | None
+    _limit: int | None
 
     def __iter__(self) -> Iterator[Change]:
         return iter(self.changes)
@@ -90,11 +81,9 @@ class Comparison:
         """One row per module."""
         import pandas  # slow to import
 
-        names = ("address", "module_type", "quantity", "before", "after", "difference", "ratio")
-        return pandas.DataFrame(
-            [[getattr(change, name) for name in names] for change in self.changes],
-            columns=list(names),
-        )
+        columns = ["address", "module_type", "quantity", "before", "after", "difference", "ratio"]
+        rows = [(*astuple(change), change.difference, change.ratio) for change in self.changes]
+        return pandas.DataFrame(rows, columns=columns)
 
     def __str__(self) -> str:
         room = shutil.get_terminal_size((100, 24)).columns if self._width is None else self._width
@@ -108,16 +97,16 @@ class Comparison:
         return "\n".join(line.rstrip() for line in lines)
 
     def _columns(self, shown: list[Change]) -> list[Column]:
-        text = partial(_text, QUANTITIES[self.quantity])
+        quantity = QUANTITIES[self.quantity]
         ratios = ["-" if change.ratio is None else f"{change.ratio:.2f}x" for change in shown]
         names = [change.address or "(the model)" for change in shown]
         types = [change.module_type for change in shown]
         return [
             Column("module", names, is_number=False),
             Column("type", types, 1, is_number=False),
-            Column("before", [text(change.before) for change in shown]),
-            Column("after", [text(change.after) for change in shown]),
-            Column("change", [text(change.difference, has_sign=True) for change in shown]),
+            Column("before", [_text(quantity, change.before) for change in shown]),
+            Column("after", [_text(quantity, change.after) for change in shown]),
+            Column("change", [_text(quantity, change.difference, "+") for change in shown]),
             Column("ratio", ratios),
         ]
 
@@ -137,34 +126,26 @@ def compare_measurements(
 
     Compares steps of one kind: if both profiles have several, the one with the most steps.
     """
-    wanted = checked_quantity(quantity, "quantity")
-    quantity = full_name(quantity)
+    wanted, name = checked_quantity(quantity, "quantity"), full_name(quantity)
     before, after, kind = _alike(before, after, step_kind)
     ours, theirs = before.modules, after.modules
     changes = []
     for address in dict.fromkeys([*ours, *theirs]):
-        old, new = ours.get(address), theirs.get(address)
-        names = dict.fromkeys(record.module_type for record in (old, new) if record is not None)
-        changes.append(
-            Change(
-                address,
-                " -> ".join(names),
-                quantity,
-                None if old is None else module_value(old, wanted),
-                None if new is None else module_value(new, wanted),
-            )
-        )
-    changes = [
-        change for change in changes if change.before is not None or change.after is not None
-    ]
+        records = ours.get(address), theirs.get(address)
+        types = dict.fromkeys(record.module_type for record in records if record is not None)
+        old, new = (None if record is None else module_value(record, wanted) for record in records)
+        if old is not None or new is not None:
+            changes.append(Change(address, " -> ".join(types), name, old, new))
     changes.sort(
         key=lambda change: float("inf") if change.difference is None else -abs(change.difference)
     )
     models = " and ".join(dict.fromkeys([before.model_name, after.model_name]))
-    num_before = len(before.measured_steps)
-    steps = f"{num_before} step{'s' * (num_before != 1)} before, {len(after.measured_steps)} after"
-    headline = f"{wanted.title} of {models} in a step{kind}: {steps}"
-    return Comparison(quantity, changes, headline, width, limit, _difference(before, after))
+    steps = counted(len(before.measured_steps), "step")
+    headline = (
+        f"{wanted.title} of {models} in a step{kind}: {steps} before, "
+        f"{len(after.measured_steps)} after"
+    )
+    return Comparison(name, changes, _difference(before, after), headline, width, limit)
 
 
 def _alike(
@@ -175,10 +156,21 @@ def _alike(
     A kind is named by what distinguishes it from the others of its profile, so the two profiles may
     name the same kind differently.
     """
-    ours, theirs = (each.by_kind() if each.steps else {} for each in (before, after))
-    pairs = _matching_kinds(ours, theirs)
+    ours, theirs = before.by_kind(), after.by_kind()
+    pairs = [
+        (old, new)
+        for old, new in product(ours, theirs)
+        if old == new or _kinds(ours[old]) & _kinds(theirs[new])
+    ]
     if step_kind is not None:
-        _check_step_kind(step_kind, ours, theirs, pairs)
+        known = dict.fromkeys(name for pair in pairs for name in pair if name)
+        if not known:
+            raise ValueError(
+                "step_kind must be a kind of step that both profiles have, got "
+                f"{got(step_kind)}. They have none in common: {_names(ours)} before, "
+                f"{_names(theirs)} after."
+            )
+        check_choice("step_kind", step_kind, known)
         pairs = [pair for pair in pairs if step_kind in pair]
     if not pairs:
         return before, after, ""
@@ -187,63 +179,27 @@ def _alike(
     return ours[old], theirs[new], f" of {' and '.join(dict.fromkeys(names))}" if names else ""
 
 
-def _matching_kinds(
-    ours: Mapping[str, Measurements], theirs: Mapping[str, Measurements]
-) -> list[tuple[str, str]]:
-    """The names of kinds of steps that both profiles have."""
-    return [
-        (old, new)
-        for old, new in product(ours, theirs)
-        if old == new or _kinds(ours[old]) & _kinds(theirs[new])
-    ]
+def _names(kinds: Iterable[str]) -> str:
+    return " and ".join(repr(name) for name in kinds if name) or "none"
 
 
 def _kinds(measurements: Measurements) -> set[Kind]:
     return {step.kind for step in measurements.measured_steps}
 
 
-def _check_step_kind(
-    step_kind: str, ours: Iterable[str], theirs: Iterable[str], pairs: list[tuple[str, str]]
-) -> None:
-    if not pairs:
-        before, after = (" and ".join(map(repr, names)) or "none" for names in (ours, theirs))
-        raise ValueError(
-            f"step_kind must be a kind of step that both profiles have, got {got(step_kind)}. They "
-            f"have none in common: {before} before, {after} after."
-        )
-    check_choice("step_kind", step_kind, dict.fromkeys(name for pair in pairs for name in pair))
-
-
 def _difference(before: Measurements, after: Measurements) -> str | None:
     """A sentence about how the compared steps differ in kind; None if they do not."""
-    ours, theirs = _kinds(before), _kinds(after)
-    wordings: list[Callable[[Any], str]] = [
-        str,
-        _autograd_text,
-        _inputs_text,
-    ]  # of each part of a kind
-    for place, words in enumerate(wordings):
-        old, new = ({kind[place] for kind in kinds} for kinds in (ours, theirs))
-        if (
-            old & new or max(len(old), len(new)) > MOST_KINDS
-        ):  # of inputs of many lengths, no two runs have the same
-            continue
-        texts = [" and ".join(sorted(map(words, values))) for values in (old, new)]
-        if all(texts):  # neither profile is empty
+    ours, theirs = ([kind_words(kind) for kind in _kinds(each)] for each in (before, after))
+    for part in range(3):
+        old, new = ({words[part] for words in kinds} for kinds in (ours, theirs))
+        # Of inputs of many lengths, no two runs have the same.
+        if old and new and not old & new and max(len(old), len(new)) <= MOST_KINDS:
+            texts = [" and ".join(sorted(words)) for words in (old, new)]
             return f"The steps are not alike: {texts[0]} before, {texts[1]} after."
     return None
 
 
-def _autograd_text(has_grad: bool) -> str:
-    return "with gradients" if has_grad else "without gradients"
-
-
-def _inputs_text(shapes: tuple[Shape, ...]) -> str:
-    return "inputs " + ", ".join(map(shape_text, shapes)) if shapes else "no inputs"
-
-
-def _text(quantity: Quantity, value: float | None, has_sign: bool = False) -> str:
+def _text(quantity: Quantity, value: float | None, plus: str = "") -> str:
     if value is None:
         return "-"
-    sign = "+" if has_sign and value > 0 else ""
-    return sign + quantity.text(value)
+    return (plus if value > 0 else "") + quantity.text(value)

@@ -64,14 +64,12 @@ def to_pandas(measurements: Measurements, by: RowsBy = "module") -> "pandas.Data
     import pandas  # slow to import
 
     if by == "module":
-        kinds = measurements.by_kind() if measurements.steps else {"": measurements}
-        return pandas.DataFrame(
-            [
-                {"step_kind": kind, **_module_row(record, own.root)}
-                for kind, own in kinds.items()
-                for record in own.root.walk()
-            ]
-        )
+        modules = [
+            {"step_kind": kind, **_module_row(record, own.root)}
+            for kind, own in measurements.by_kind().items()
+            for record in own.root.walk()
+        ]
+        return pandas.DataFrame(modules)
     columns = [field.name for field in dataclasses.fields(_RECORDS[by])]
     columns += _STEP_PARTS if by == "step" else ()
     records = getattr(measurements, f"{by}s")
@@ -140,7 +138,7 @@ def profile_data(measurements: Measurements) -> dict[str, Any]:
         "flops_not_counted": measurements.flops_not_counted,
         "problems": measurements.problems,
     }
-    kinds = measurements.by_kind() if measurements.steps else {}
+    kinds = measurements.by_kind()
     if len(kinds) > 1:  # the same for each kind of step, and how many there were
         tree["info"]["step_kind"] = usual
         tree["info"]["kinds"] = {

@@ -6,55 +6,96 @@ calls a module directly, those calls have a row beside the model's.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from torchlens._profile.records import CallRecord, Measurements, ModuleRecord
 
 # The depth to which a module that calls itself is shown; deeper calls count in the rows above. (The
 # recursion limit of Python is not much higher.)
 _DEEPEST = 100
-_NO_PARAMETERS: dict[str, Any] = dict.fromkeys(
-    (
-        f"{own}{what}"
-        for own in ("", "own_")
-        for what in ("num_parameters", "num_learnable", "param_bytes", "gradient_bytes")
-    ),
-    0,
-)
+_NO_PARAMETERS: dict[str, Any] = {
+    f"{own}{what}": 0
+    for own in ("", "own_")
+    for what in ("num_parameters", "num_learnable", "param_bytes", "gradient_bytes")
+}
 
 
-def placed(measurements: Measurements) -> list[ModuleRecord]:
-    """The modules as trees of rows: the model, then what was called by itself. Parameters count in
+class PlacedRows(NamedTuple):
+    """The rows as trees: the model, then what the user's code called beside it. Parameters count in
     the model's rows.
     """
-    made: dict[int | None, list[CallRecord]] = {}
-    for call in measurements.calls:
+
+    trees: list[ModuleRecord]
+    shared: list[ModuleRecord]  # the modules with a row below another module than their own
+    alone: list[ModuleRecord]  # the modules that the user's code called beside the model
+
+
+@dataclass(slots=True)
+class _Row:
+    """The calls of one module that one row shows, and the rows of what they call, by address."""
+
+    calls: list[CallRecord] = field(default_factory=list)
+    inside: dict[str, "_Row"] = field(default_factory=dict)
+
+
+def placed(measurements: Measurements) -> PlacedRows:
+    """The modules as rows."""
+    modules, root = measurements.modules, measurements.root
+    shared: dict[str, ModuleRecord] = {}
+
+    def built(record: ModuleRecord, row: _Row, depth: int, is_home: bool) -> ModuleRecord:
+        left = dict(row.inside)
+        children = [*inside(record, left, depth + 1, is_home)]
+        for address, own in left.items():
+            if address in modules:  # else it was removed from the model since
+                shared[address] = modules[address]
+                children.append(built(modules[address], own, depth + 1, is_home=False))
+        return _as_row(record, row.calls, children, depth, is_home)
+
+    def inside(
+        record: ModuleRecord, left: dict[str, _Row], depth: int, is_home: bool
+    ) -> Iterator[ModuleRecord]:
+        """The rows of the modules inside one; those that it calls are removed from `left`."""
+        for child in record.children:
+            if not child.calls:  # a container, such as a ModuleList
+                children = [*inside(child, left, depth + 1, is_home)]
+                yield _as_row(child, [], children, depth, is_home)
+            elif is_home or child.address in left:
+                yield built(child, left.pop(child.address, _Row()), depth, is_home)
+
+    top = _call_tree(measurements)
+    if not root.measured_calls:  # the user's code calls parts of the model alone
+        return PlacedRows([built(root, top, 0, is_home=True)], [*shared.values()], [])
+    trees = [built(root, top.inside.pop("", _Row()), 0, is_home=True)]
+    alone = [modules[address] for address in top.inside if address in modules]
+    trees += [built(each, top.inside[each.address], 0, is_home=False) for each in alone]
+    return PlacedRows(trees, [*shared.values()], alone)
+
+
+def _as_row(
+    record: ModuleRecord,
+    calls: list[CallRecord],
+    children: list[ModuleRecord],
+    depth: int,
+    is_home: bool,
+) -> ModuleRecord:
+    row = replace(record, calls=calls, children=children, depth=depth)
+    return row if is_home else replace(row, **_NO_PARAMETERS)
+
+
+def _call_tree(measurements: Measurements) -> _Row:
+    """The calls from outside, with what they call in turn."""
+    top = _Row()
+    rows: dict[int | None, _Row] = {}
+    for call in measurements.calls:  # those inside a call come after it
         if not call.is_recomputed:
-            made.setdefault(call.parent, []).append(call)
-    root = measurements.root
-    places = _Places(made, measurements.modules, bool(root.calls))
-    alone = [
-        places.row(
-            record,
-            [call for call in record.calls if places.is_alone(call)],
-            root.depth,
-            set(),
-            is_home=False,
-        )
-        for record in called_by_itself(measurements)
-    ]
-    return [places.row(root, root.calls, root.depth, set(), is_home=True), *alone]
-
-
-def called_by_itself(measurements: Measurements) -> list[ModuleRecord]:
-    """Modules that the user's code calls besides the model; none if it never calls the model."""
-    if not measurements.root.measured_calls:
-        return []
-    inside = [record for record in measurements.root.walk() if record.address]
-    return [
-        record for record in inside if any(_is_outermost(call) for call in record.measured_calls)
-    ]
+            row = rows.get(call.parent, top)
+            if call.depth <= _DEEPEST:
+                row = row.inside.setdefault(call.address, _Row())
+                row.calls.append(call)
+            rows[call.index] = row
+    return top
 
 
 def named_rows(root: ModuleRecord) -> list[tuple[ModuleRecord, str]]:
@@ -67,100 +108,3 @@ def named_rows(root: ModuleRecord) -> list[tuple[ModuleRecord, str]]:
             yield from named(child)
 
     return [(root, root.address), *named(root)]
-
-
-def called_from_elsewhere(measurements: Measurements) -> list[ModuleRecord]:
-    """Modules that are called by another module than the one above them."""
-    by_index = {call.index: call for call in measurements.calls}
-    found: list[ModuleRecord] = []
-    pending = [
-        (measurements.root, "")
-    ]  # each with the innermost module around it that is called itself
-    while pending:
-        record, address = pending.pop()
-        callers = {
-            by_index[call.parent].address
-            for call in record.measured_calls
-            if call.parent in by_index
-        }
-        if not callers <= {address}:
-            found.append(record)
-        inner = record.address if record.calls else address
-        pending += [(child, inner) for child in reversed(record.children)]
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    made: dict[int | None, list[CallRecord]]  # which calls each call made
-    modules: dict[str, ModuleRecord]
-    has_model: bool  # whether the model itself was called
-
-    def is_alone(self, call: CallRecord) -> bool:
-        """Whether the user's code made the call, besides calling the model."""
-        return self.has_model and bool(call.address) and _is_outermost(call)
-
-    def is_stray(self, call: CallRecord) -> bool:
-        """Whether no module made the call, and it has no row of its own: checkpointing made it, or
-        the user's code, which never called the model.
-        """
-        return call.is_recomputed or (call.parent is None and not self.is_alone(call))
-
-    def row(
-        self,
-        record: ModuleRecord,
-        calls: list[CallRecord],
-        depth: int,
-        around: set[int],
-        is_home: bool,
-    ) -> ModuleRecord:
-        """A module with some of its calls. `around` are the calls of the innermost module around it
-        that is called.
-        """
-        callers = {call.index for call in calls} if record.calls else around
-        children = [
-            self.row(child, own, depth + 1, callers, is_home)
-            for child, own in self._calls_of_children(record, callers, is_home)
-        ]
-        guests = self._guests(record, calls) if record.calls and depth < _DEEPEST else []
-        children += [self.row(guest, own, depth + 1, set(), False) for guest, own in guests]
-        placed = replace(record, calls=calls, children=children, depth=depth)
-        return placed if is_home else replace(placed, **_NO_PARAMETERS)
-
-    def _calls_of_children(
-        self, record: ModuleRecord, callers: set[int], is_home: bool
-    ) -> Iterator[tuple[ModuleRecord, list[CallRecord]]]:
-        """Each module inside that has a row here, with those of its calls that belong in it."""
-        for child in record.children:
-            own = [
-                call
-                for call in child.calls
-                if call.parent in callers or (is_home and self.is_stray(call))
-            ]
-            if is_home or own or not child.calls:
-                yield child, own
-
-    def _guests(
-        self, record: ModuleRecord, calls: list[CallRecord]
-    ) -> list[tuple[ModuleRecord, list[CallRecord]]]:
-        """Modules outside this one that these calls of it call."""
-        expected = {child.address for child in _called_first(record)}
-        found: dict[str, list[CallRecord]] = {}
-        for inner in (inner for call in calls for inner in self.made.get(call.index, ())):
-            # a module that was removed from the model since has no record
-            if inner.address not in expected and inner.address in self.modules:
-                found.setdefault(inner.address, []).append(inner)
-        return [(self.modules[address], own) for address, own in found.items()]
-
-
-def _is_outermost(call: CallRecord) -> bool:
-    return call.parent is None and not call.is_recomputed
-
-
-def _called_first(record: ModuleRecord) -> Iterator[ModuleRecord]:
-    """The outermost modules inside that are called."""
-    for child in record.children:
-        if child.calls:
-            yield child
-        else:
-            yield from _called_first(child)

@@ -4,7 +4,6 @@ comparisons and overlays, and how each is found in the records.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal, TypeAlias
 
 from torchlens._history.overlay import Overlay
@@ -222,7 +221,7 @@ def module_value(record: ModuleRecord, quantity: Quantity, times: str = "typical
     if quantity.ratio is not None:
         flops, seconds = map(record.by_step, quantity.ratio)
         return _rate(flops, seconds, record.typical_steps, times)
-    return _of_steps(record.by_step(quantity.call), quantity, record.typical_steps, times)
+    return record.typical_steps.number(quantity.call, record.by_step(quantity.call), times)
 
 
 def own_value(
@@ -246,7 +245,7 @@ def own_value(
     if quantity.parts and times == "typical":
         return _sum_of([own_value(records, QUANTITIES[name], inside) for name in quantity.parts])
     own = _own_by_step(records, quantity.own_call or quantity.call, inside)
-    return _of_steps(own, quantity, typical, times)
+    return typical.number(quantity.call, own, times)
 
 
 def calls_inside(measurements: Measurements) -> _CallsInside:
@@ -281,18 +280,6 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _of_steps(
-    values: _ByStep, quantity: Quantity, typical: TypicalSteps, times: str = "typical"
-) -> float | None:
-    """One number for all steps: the requested statistic of times, the median of anything else."""
-    if quantity.unit != "seconds":
-        return median(values.values()) if values else None
-    if times == "typical":
-        return typical.mean(quantity.call, values)
-    statistic = typical.statistic(values)
-    return None if statistic is None else float(getattr(statistic, times))
-
-
 def _rate(flops: _ByStep, seconds: _ByStep, typical: TypicalSteps, times: str) -> float | None:
     """FLOPs divided by time; if steps differ in FLOPs, by the time of the steps in which they were
     counted.
@@ -301,7 +288,7 @@ def _rate(flops: _ByStep, seconds: _ByStep, typical: TypicalSteps, times: str) -
         seconds = {step: seconds[step] for step in flops if step in seconds}
         whole = sum(seconds.values())
         return sum(flops[step] for step in seconds) / whole if whole else None
-    time = _of_steps(seconds, QUANTITIES["forward_time"], typical, times)
+    time = typical.number("forward_seconds", seconds, times)
     return next(iter(flops.values())) / time if flops and time else None
 
 
@@ -323,7 +310,7 @@ def operation_values(
     elif quantity.operation:
         together = sum if quantity.is_sum else max
         for label, own in _by_label(measurements, quantity.operation, together).items():
-            values[label] = _of_steps(own, quantity, typical, times)
+            values[label] = typical.number(quantity.call, own, times)
     return {label: value for label, value in values.items() if value is not None}
 
 
@@ -397,7 +384,7 @@ def _values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, f
     found: dict[str, float] = {}
     for number, calls in by_pass.items():
         steps = by_step(calls, field, quantity.is_sum or quantity.ratio is not None)
-        value = _of_steps(steps, quantity, record.typical_steps)
+        value = record.typical_steps.number(quantity.call, steps)
         if value is not None:
             found[record.address if len(by_pass) == 1 else f"{record.address}:{number}"] = value
     return found

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
+from torchlens._text.numbers import shape_text
+
 Shape: TypeAlias = tuple[int, ...]
 # Whether the model is in training, whether autograd records, the shapes of the inputs.
 Signature: TypeAlias = tuple[bool, bool, tuple[Shape, ...]]
@@ -32,23 +36,12 @@ class Statistic(NamedTuple):
     p95: float = 0.0  # of twenty steps, one takes longer
 
     @classmethod
-    def of(cls, values: list[float]) -> "Statistic | None":
+    def of(cls, values: Collection[float]) -> "Statistic | None":
         """The statistic of some values; None if there are none."""
         if not values:
             return None
-        ordered = sorted(values)
-        spread = _quantile(ordered, 0.75) - _quantile(ordered, 0.25)
-        return cls(
-            _quantile(ordered, 0.5), spread, len(ordered), ordered[0], _quantile(ordered, 0.95)
-        )
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    """The value below which this share of the values lies, interpolated between two of them."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+        least, low, middle, high, p95 = np.quantile([*values], (0, 0.25, 0.5, 0.75, 0.95)).tolist()
+        return cls(middle, high - low, len(values), least, p95)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -130,44 +123,34 @@ class ProfiledStep:
     @property
     def other_seconds(self) -> float:
         """The rest of the step."""
-        parts = (
-            self.loss_seconds,
-            self.backward_call_seconds,
-            self.optimizer_seconds,
-            self.data_seconds,
-        )
-        known = sum(part for part in parts if part is not None)
+        found = _innermost_ns(self)
+        known = (found.total() - found["skip"]) / 1e9
         return max(0.0, self.wall_seconds - self.forward_seconds - known)
 
     def _outside(self, kind: str) -> float | None:
-        starts = [start for name, start, _ in self.outside_spans if name == "backward"]
-        loss = [("loss", self.forward_end_ns, min(starts))] if starts else []
-        found = _innermost_ns([*self.outside_spans, *loss], self.forward_end_ns)
+        found = _innermost_ns(self)
         return found[kind] / 1e9 if kind in found else None
 
 
-def _innermost_ns(spans: list[OutsideTime], since: int) -> dict[str, int]:
-    """The time of each kind of span from `since` on. Where spans overlap, the time belongs to the
-    one that began last.
+def _innermost_ns(step: ProfiledStep) -> Counter[str]:
+    """The time of each kind of span after the forward pass, without that of the spans inside it.
 
     Spans nest: an optimizer steps in a backward pass, or runs a closure that does everything; the
     next batch is fetched before the backward pass.
     """
-    found = dict.fromkeys([kind for kind, _, _ in spans], 0)
-    last = max([end for _, _, end in spans], default=since)
-    ordered = sorted(spans, key=lambda span: (span[1], -span[2]))
-    running: list[tuple[str, int]] = []  # kind and end, the last to begin at the end
-    now = since
-    for kind, start, end in [*ordered, ("", last, last)]:
-        while running and now < start:
-            inner, inner_end = running[-1]
-            until = min(inner_end, start)
-            found[inner] += max(0, until - now)
-            now = max(now, until)
-            if inner_end <= now:
-                running.pop()
-        now = max(now, start)
-        running.append((kind, end))
+    since = step.forward_end_ns
+    spans = [(kind, max(start, since), max(end, since)) for kind, start, end in step.outside_spans]
+    starts = [start for kind, start, _ in spans if kind == "backward"]
+    loss = [("loss", since, min(starts))] if starts else []
+    found: Counter[str] = Counter()
+    around: list[tuple[str, int]] = []  # kind and end
+    for kind, start, end in sorted([*spans, *loss], key=lambda span: (span[1], -span[2])):
+        while around and around[-1][1] <= start:
+            around.pop()
+        if around:
+            found[around[-1][0]] -= min(end, around[-1][1]) - start
+        found[kind] += end - start
+        around.append((kind, end))
     return found
 
 
@@ -211,10 +194,23 @@ class TypicalSteps:
         chosen = _middle_half(backward)
         return cls(chosen | _middle_half(others), chosen, frozenset(step.number for step in timed))
 
-    def statistic(self, values: Mapping[int, float]) -> Statistic | None:
-        """Of a time by step: over the timed steps."""
-        timed = [value for step, value in values.items() if step in self.timed]
-        return Statistic.of(timed or list(values.values()))
+    def statistic(self, quantity: str, values: Mapping[int, float]) -> Statistic | None:
+        """Of a quantity by step: of a time, over the timed steps."""
+        is_time = quantity.endswith("_seconds")
+        timed = [value for step, value in values.items() if is_time and step in self.timed]
+        return Statistic.of(timed or values.values())
+
+    def number(
+        self, quantity: str, values: Mapping[int, float], times: str = "typical"
+    ) -> float | None:
+        """One number for all steps: of a time, the mean over the typical steps or another
+        statistic; of anything else, the median.
+        """
+        is_time = quantity.endswith("_seconds")
+        if is_time and times == "typical":
+            return self.mean(quantity, values)
+        statistic = self.statistic(quantity, values)
+        return None if statistic is None else getattr(statistic, times if is_time else "median")
 
     def mean(self, quantity: str, values: Mapping[int, float]) -> float | None:
         """The mean of a time by step over the typical steps; a step that is not in `values` counts
@@ -451,21 +447,13 @@ class ModuleRecord:
 
         >>> record.typical('forward_seconds')
         """
-        if not quantity.endswith("_seconds"):
-            statistic = self.statistic(quantity)
-            return None if statistic is None else statistic.median
-        return self.typical_steps.mean(quantity, self.by_step(quantity))
+        return self.typical_steps.number(quantity, self.by_step(quantity))
 
     def statistic(self, quantity: str) -> Statistic | None:
         """Median and spread of a quantity of CallRecord over the measured steps; None if it was not
         measured.
         """
-        values = self.by_step(quantity)
-        return (
-            self.typical_steps.statistic(values)
-            if quantity.endswith("_seconds")
-            else Statistic.of([*values.values()])
-        )
+        return self.typical_steps.statistic(quantity, self.by_step(quantity))
 
     def walk(self) -> Iterator["ModuleRecord"]:
         """This module and those inside, each before its children."""
@@ -503,25 +491,20 @@ class Measurements:
 
     def by_kind(self) -> "dict[str, Measurements]":
         """The measurements by kind of step: training or evaluation, with or without gradients, and
-        (unless there are many) input shapes.
+        (unless there are many) input shapes. Without steps, the whole under no name.
         """
         kinds = by_kind(self.measured_steps)
-        if len(kinds) == 1:
-            return {_kind_name(kind, kinds): self for kind in kinds}
-        return {
-            _kind_name(kind, kinds): self.of_steps({step.number for step in steps})
-            for kind, steps in kinds.items()
-        }
+        if len(kinds) < 2:
+            return {next((_kind_name(kind, kinds) for kind in kinds), ""): self}
+        return {_kind_name(kind, kinds): self._of_steps(steps) for kind, steps in kinds.items()}
 
     def usual_first(self) -> "list[tuple[str, Measurements]]":
-        """The same, the kind with the most steps first; without steps, the whole under no name."""
-        kinds = (self.by_kind() if self.steps else {}) or {"": self}
-        return sorted(kinds.items(), key=lambda kind: -len(kind[1].measured_steps))
+        """The same, the kind with the most steps first."""
+        return sorted(self.by_kind().items(), key=lambda kind: -len(kind[1].measured_steps))
 
-    def of_steps(self, numbers: set[int]) -> "Measurements":
+    def _of_steps(self, steps: list[ProfiledStep]) -> "Measurements":
         """The measurements of some of the steps."""
-        steps = [step for step in self.steps if step.number in numbers]
-        typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
+        numbers, typical = {step.number for step in steps}, TypicalSteps.of(steps)
         return replace(
             self,
             root=_of_steps(self.root, numbers, typical),
@@ -543,16 +526,20 @@ def by_step(calls: Iterable[CallRecord], field: str, is_sum: bool) -> dict[int, 
     return {step: sum(values) if is_sum else max(values) for step, values in steps.items()}
 
 
+def kind_words(kind: Kind) -> tuple[str, str, str]:
+    """Each part of a kind of steps in words."""
+    phase, has_grad, shapes = kind
+    inputs = f"inputs {', '.join(map(shape_text, shapes))}" if shapes else "no inputs"
+    return phase, f"with{'' if has_grad else 'out'} gradients", inputs
+
+
 def _kind_name(kind: Kind, others: Collection[Kind]) -> str:
     """A name that distinguishes a kind of steps from the others."""
-    phase, has_grad, shapes = kind
-    words = [phase]
-    if len({other[1] for other in others if other[0] == phase}) > 1:
-        words.append("with gradients" if has_grad else "without gradients")
-    if sum(other[:2] == kind[:2] for other in others) > 1:
-        texts = ["x".join(map(str, shape)) or "scalar" for shape in shapes]
-        words.append(f"inputs {', '.join(texts)}")
-    return ", ".join(words)
+    words = kind_words(kind)
+    has_other_grad = any(other[0] == kind[0] and other[1] != kind[1] for other in others)
+    has_other_inputs = any(other[:2] == kind[:2] and other != kind for other in others)
+    shown = [words[0], *[words[1]] * has_other_grad, *[words[2]] * has_other_inputs]
+    return ", ".join(shown)
 
 
 def _of_steps(record: ModuleRecord, numbers: set[int], typical: TypicalSteps) -> ModuleRecord:

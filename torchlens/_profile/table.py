@@ -3,17 +3,14 @@
 import re
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
-from torchlens._profile.places import (
-    called_by_itself,
-    called_from_elsewhere,
-    named_rows,
-    placed,
-)
+from torchlens._profile.places import named_rows, placed
 from torchlens._profile.quantities import (
     QUANTITIES,
     QuantityName,
@@ -25,7 +22,7 @@ from torchlens._profile.quantities import (
     operation_values,
     own_value,
 )
-from torchlens._profile.records import CallRecord, Measurements, ModuleRecord, ProfiledStep, Shape
+from torchlens._profile.records import Measurements, ModuleRecord, ProfiledStep, Shape
 from torchlens._text.error_wording import check_choice, check_count, got, one_of
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.numbers import (
@@ -138,12 +135,11 @@ class Table:
 class _Request(NamedTuple):
     """The arguments of `summary`, checked."""
 
-    by: str
+    by: TableBy
     depth: int | None
     sort_by: str | None
     limit: int | None
-    times: str
-    room: int
+    times: Times
 
 
 def summary(
@@ -156,54 +152,26 @@ def summary(
     times: Times = "typical",
 ) -> Table:
     """See `Profile.summary`."""
-    _check(measurements, depth, sort_by, width, by, limit, times)
-    room = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    sorted_by = None if sort_by is None else full_name(sort_by)
-    request = _Request(by, depth, sorted_by, limit, times, room)
-    kinds = measurements.by_kind() if measurements.steps else {"": measurements}
-    lines = textwrap.wrap(headline(measurements), max(room, 40))
-    notes: list[str] = []
-    for name, own in kinds.items():
-        if len(kinds) > 1:
-            lines += ["", f"{name}: {counted(len(own.measured_steps), 'step')}"]
-        lines += ["", *_section(own, request, notes)]
-    if limit is None:
-        notes += not_measured(measurements)
-    if times != "typical":
-        notes.append(
-            f"Times are the {times} of each row on its own: those of inner modules need not add up."
-        )
-    wrapper = textwrap.TextWrapper(
-        max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    for text in [*dict.fromkeys(notes), *measurements.problems]:
-        lines += wrapper.wrap(f"- {text}")
-    return Table("\n".join(line.rstrip() for line in lines))
-
-
-def _check(
-    measurements: Measurements,
-    depth: int | None,
-    sort_by: object,
-    width: int | None,
-    by: str,
-    limit: int | None,
-    times: str,
-) -> None:
     check_choice("by", by, tuple(_COLUMNS))
     check_choice("times", times, get_args(Times))
     for name, value, least in (("depth", depth, 0), ("limit", limit, 1), ("width", width, 1)):
         if value is not None:
             check_count(name, value, least)
+    _check_sorting(measurements, by, sort_by)
+    room = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    sorted_by = None if sort_by is None else full_name(sort_by)
+    request = _Request(by, depth, sorted_by, limit, times)
+    return Table(_text(measurements, request, room))
+
+
+def _check_sorting(measurements: Measurements, by: str, sort_by: object) -> None:
     if by == "operation" and measurements.level == "module":
         raise ValueError(
             "This profile has no operations: it was made at module level. Use profile(..., "
             "level='operation')."
         )
-    if sort_by is None:
-        return
-    quantity = checked_quantity(sort_by, "sort_by")
-    if by == "operation" and not quantity.operation:
+    is_known = sort_by is None or checked_quantity(sort_by, "sort_by").operation
+    if by == "operation" and not is_known:
         words = one_of(name for name, each in QUANTITIES.items() if each.operation)
         raise ValueError(
             f"With by='operation', sort_by must be {words}, got {got(sort_by)}, which only modules "
@@ -211,22 +179,44 @@ def _check(
         )
 
 
-def _section(measurements: Measurements, request: _Request, notes: list[str]) -> list[str]:
-    """The table of steps of one kind, and its totals."""
-    by, sort_by, limit = request.by, request.sort_by, request.limit
-    columns = _columns(by, sort_by)
+def _text(measurements: Measurements, request: _Request, room: int) -> str:
+    """A table for each kind of steps, and the notes below them."""
+    kinds, width = measurements.by_kind(), max(room, 40)
+    lines = textwrap.wrap(_headline(measurements), width)
+    notes: dict[str, None] = {}
+    for name, own in kinds.items():
+        if len(kinds) > 1:
+            lines += ["", f"{name}: {counted(len(own.measured_steps), 'step')}"]
+        lines += ["", *_section(own, request, room, notes), ""]
+        for text in _totals(own) if request.limit is None else ():
+            lines += wrapped(text, width, " " * 19)
+    found = [*notes, *(_not_measured(measurements) if request.limit is None else ())]
+    if request.times != "typical":
+        found.append(
+            f"Times are the {request.times} of each row on its own: those of inner modules need "
+            "not add up."
+        )
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    for text in [*found, *measurements.problems]:
+        lines += wrapper.wrap(f"- {text}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _section(
+    measurements: Measurements, request: _Request, room: int, notes: dict[str, None]
+) -> list[str]:
+    """The table of steps of one kind. Adds to `notes`."""
+    by, limit = request.by, request.limit
+    columns = _columns(by, request.sort_by)
     rows = _ROWS[by](measurements, columns, request, notes)
-    if by == "type":
-        sort_by = sort_by or "total_time"
+    sort_by = request.sort_by or ("total_time" if by == "type" else None)
     if sort_by is not None:
         rows.sort(key=partial(_descending, sort_by))
     if limit is not None and len(rows) > limit:
-        notes.append(f"The first {limit} of {len(rows)}.")
-        rows = rows[:limit]
-    lines = [*_laid_out(by, columns, rows, request.room), ""]
-    for text in totals(measurements) if limit is None else ():
-        lines += wrapped(text, max(request.room, 40), " " * 19)
-    return lines
+        notes[f"The first {limit} of {len(rows)}."] = None
+    return _laid_out(by, columns, rows[:limit], room)
 
 
 def _columns(by: str, sort_by: str | None) -> list[_Column]:
@@ -254,90 +244,76 @@ def _descending(name: str, row: _TableRow) -> float:
 # -- rows
 
 
+_Notes = dict[str, None]
+
+
 def _module_rows(
-    measurements: Measurements, columns: Sequence[_Column], request: _Request, notes: list[str]
+    measurements: Measurements, columns: Sequence[_Column], request: _Request, notes: _Notes
 ) -> list[_TableRow]:
     """The modules as a list, if the rows are to be sorted, or as a tree."""
-    is_list = request.sort_by is not None
+    is_list, times = request.sort_by is not None, request.times
     rows = _named_modules(measurements, is_list, notes)
     depth = _depth_shown([record for record, _ in rows], request, notes)
-    whole = module_value(measurements.root, QUANTITIES["total_time"], request.times)
+    whole = module_value(measurements.root, QUANTITIES["total_time"], times)
     found = []
     for record, name in rows:
         if record.depth <= depth:
             indent = "" if is_list else "  " * record.depth
-            row = _module_row(record, columns, whole, request.times)
-            row.name = indent + (name or measurements.model_name)
-            found.append(row)
+            name = indent + (name or measurements.model_name)
+            found.append(_module_row(record, name, columns, whole, times))
     return found
 
 
-def _named_modules(
-    measurements: Measurements, is_list: bool, notes: list[str]
-) -> list[tuple[ModuleRecord, str]]:
-    """The modules with the names of their rows, in the order of a list or of a tree."""
-    shared, alone = called_from_elsewhere(measurements), called_by_itself(measurements)
-    _note_callers(measurements, shared, alone, is_list, notes)
-    if is_list:
-        return [(record, record.address) for record in measurements.root.walk()]
-    trees = placed(measurements) if shared or alone else [measurements.root]
-    return [row for tree in trees for row in named_rows(tree)]
-
-
-def _depth_shown(records: list[ModuleRecord], request: _Request, notes: list[str]) -> int:
-    deepest = max(record.depth for record in records)
-    if request.depth is not None:
-        return request.depth
-    if request.sort_by is not None:
-        return deepest
-    depth = _fitting_depth(records, deepest)
-    if depth < deepest:
-        notes.append(f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all.")
-    return depth
-
-
 def _module_row(
-    record: ModuleRecord, columns: Sequence[_Column], whole: float | None, times: str
+    record: ModuleRecord, name: str, columns: Sequence[_Column], whole: float | None, times: Times
 ) -> _TableRow:
+    def value_of(name: str) -> float | None:
+        return module_value(record, QUANTITIES[name], times)
+
     calls = record.measured_calls
-    total = module_value(record, QUANTITIES["total_time"], times)
     texts = {
         "type": record.module_type,
         "output": _shapes_text(calls[-1].output_shapes) if calls else "",
-        "share": _share_text(total, whole),
+        "share": _share_text(value_of("total_time"), whole),
     }
-    row = _TableRow(record.address, texts)
-    row.add_values(columns, lambda name: module_value(record, QUANTITIES[name], times))
+    row = _TableRow(name, texts)
+    row.add_values(columns, value_of)
     return row
 
 
-def _note_callers(
-    measurements: Measurements,
-    shared: list[ModuleRecord],
-    alone: list[ModuleRecord],
-    is_list: bool,
-    notes: list[str],
-) -> None:
-    if shared:
+def _named_modules(
+    measurements: Measurements, is_list: bool, notes: _Notes
+) -> list[tuple[ModuleRecord, str]]:
+    """The modules with the names of their rows, in the order of a list or of a tree."""
+    rows = placed(measurements)
+    if rows.shared:
         where = "all its calls in one row" if is_list else "a row below every one of them"
-        names = listed(shared, measurements)
-        notes.append(f"Called by several modules, each with {where}: {names}.")
-    if alone and not is_list:
-        notes.append(
-            "Also called by your code, beside the model, with a row for that: "
-            f"{listed(alone, measurements)}."
-        )
+        names = _listed(rows.shared, measurements)
+        notes[f"Called by several modules, each with {where}: {names}."] = None
+    if is_list:
+        return [(record, record.address) for record in measurements.root.walk()]
+    if rows.alone:
+        names = _listed(rows.alone, measurements)
+        notes[f"Also called by your code, beside the model, with a row for that: {names}."] = None
+    return [row for tree in rows.trees for row in named_rows(tree)]
 
 
-def _fitting_depth(records: list[ModuleRecord], deepest: int) -> int:
-    for depth in range(deepest, 1, -1):
-        if sum(record.depth <= depth for record in records) <= _MOST_ROWS:
-            return depth
-    return min(deepest, 1)
+def _depth_shown(records: list[ModuleRecord], request: _Request, notes: _Notes) -> int:
+    """The depth that was asked for, or in a tree the largest with which the rows fit."""
+    deepest = max(record.depth for record in records)
+    if request.depth is not None or request.sort_by is not None:
+        return deepest if request.depth is None else request.depth
+    per_depth = Counter(record.depth for record in records)
+    sizes = accumulate(per_depth[depth] for depth in range(deepest + 1))
+    fitting = [depth for depth, size in enumerate(sizes) if size <= _MOST_ROWS]
+    depth = max([min(deepest, 1), *fitting])
+    if depth < deepest:
+        notes[f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all."] = None
+    return depth
 
 
 def _type_rows(
-    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: list[str]
+    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: _Notes
 ) -> list[_TableRow]:
     """One row for each type of module that was called."""
     by_type: dict[str, list[ModuleRecord]] = {}
@@ -346,28 +322,21 @@ def _type_rows(
             by_type.setdefault(record.module_type, []).append(record)
     inside = calls_inside(measurements)
     whole = module_value(measurements.root, QUANTITIES["total_time"], request.times)
-    return [_type_row(*own, columns, inside, whole, request.times) for own in by_type.items()]
+    rows = []
+    for kind, records in by_type.items():
 
+        def value_of(name: str, records: list[ModuleRecord] = records) -> float | None:
+            return own_value(records, QUANTITIES[name], inside, request.times)
 
-def _type_row(
-    name: str,
-    records: list[ModuleRecord],
-    columns: Sequence[_Column],
-    inside: dict[int, list[CallRecord]],
-    whole: float | None,
-    times: str,
-) -> _TableRow:
-    def value_of(name: str) -> float | None:
-        return own_value(records, QUANTITIES[name], inside, times)
-
-    share = _share_text(value_of("total_time"), whole)
-    row = _TableRow(name, {"modules": str(len(records)), "share": share})
-    row.add_values(columns, value_of)
-    return row
+        share = _share_text(value_of("total_time"), whole)
+        row = _TableRow(kind, {"modules": str(len(records)), "share": share})
+        row.add_values(columns, value_of)
+        rows.append(row)
+    return rows
 
 
 def _operation_rows(
-    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: list[str]
+    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: _Notes
 ) -> list[_TableRow]:
     names = {column.name for column in columns if column.name in QUANTITIES} | {"total_time"}
     found = {
@@ -383,13 +352,10 @@ def _operation_rows(
             "share": _share_text(found["total_time"].get(label), whole),
         }
         row = _TableRow(label, texts)
-        row.add_values(columns, partial(_of_label, found, label))
+        values = {name: own.get(label) for name, own in found.items()}
+        row.add_values(columns, values.__getitem__)
         rows.append(row)
     return rows
-
-
-def _of_label(found: dict[str, dict[str, float]], label: str, name: str) -> float | None:
-    return found[name].get(label)
 
 
 _ROWS = {"module": _module_rows, "type": _type_rows, "operation": _operation_rows}
@@ -410,15 +376,15 @@ def _share_text(value: float | None, whole: float | None) -> str:
 def _laid_out(by: str, columns: Iterable[_Column], rows: list[_TableRow], room: int) -> list[str]:
     """Heading, rule and rows, without empty columns and those that do not fit."""
     shown = [Column(by, [row.name for row in rows], is_number=False)]
-    for column in columns:
-        texts = [row.texts[column.name] for row in rows]
-        if not {"", "-"}.issuperset(texts):
-            is_number = column.name not in _WORDS
-            shown.append(Column(column.title, texts, column.rank, is_number=is_number))
-    dispensable = sorted(shown, key=lambda column: column.rank)
-    while dispensable[-1].rank > _DISPENSABLE and _width(shown) > room:
-        last = dispensable.pop()
-        shown = [column for column in shown if column is not last]
+    for each in columns:
+        texts, is_number = [row.texts[each.name] for row in rows], each.name not in _WORDS
+        column = Column(each.title, texts, each.rank, is_number=is_number)
+        if not column.is_empty:
+            shown.append(column)
+    last = max(shown, key=lambda column: column.rank)
+    while last.rank > _DISPENSABLE and _width(shown) > room:
+        shown.remove(last)
+        last = max(shown, key=lambda column: column.rank)
     return laid_out(shown, room)
 
 
@@ -440,7 +406,7 @@ _PARTS = (
 _MOST_NAMES, _MOST_TYPES = 6, 8
 
 
-def headline(measurements: Measurements) -> str:
+def _headline(measurements: Measurements) -> str:
     measured = len(measurements.measured_steps)
     warmup = len(measurements.steps) - measured
     note = f" after {warmup} to warm up" if warmup else ""
@@ -451,7 +417,7 @@ def headline(measurements: Measurements) -> str:
 # -- totals
 
 
-def totals(measurements: Measurements) -> list[str]:
+def _totals(measurements: Measurements) -> list[str]:
     root, steps = measurements.root, measurements.measured_steps
     lines = {
         "parameters": _parameters_text(root),
@@ -491,7 +457,7 @@ def _seconds_text(root: ModuleRecord, steps: list[ProfiledStep], field: str) -> 
     """A typical time of a step, and the spread if there are several steps."""
     values = {step.number: value for step in steps if (value := getattr(step, field)) is not None}
     typical = root.typical_steps.mean(field, values)
-    statistic = root.typical_steps.statistic(values)
+    statistic = root.typical_steps.statistic(field, values)
     if typical is None or statistic is None:
         return ""
     if statistic.num == 1:
@@ -518,7 +484,7 @@ def _wall_text(root: ModuleRecord, steps: list[ProfiledStep]) -> str:
 # -- notes
 
 
-def listed(records: list[ModuleRecord], measurements: Measurements) -> str:
+def _listed(records: list[ModuleRecord], measurements: Measurements) -> str:
     """The names of the first few modules."""
     names = [record.address or measurements.model_name for record in records]
     return _first(names, _MOST_NAMES)
@@ -529,7 +495,7 @@ def _first(texts: list[str], most: int) -> str:
     return f"{first} and {len(texts) - most} more" if len(texts) > most else first
 
 
-def not_measured(measurements: Measurements) -> list[str]:
+def _not_measured(measurements: Measurements) -> list[str]:
     """Notes on what was not measured, and could be mistaken for zero."""
     steps = measurements.measured_steps
     if not steps:
@@ -577,7 +543,7 @@ def _not_counted(measurements: Measurements) -> str:
 def _not_called(measurements: Measurements) -> str:
     modules = [record for record in measurements.root.walk() if record.address]
     unused = [record for record in modules if record.own_num_parameters and not record.calls]
-    names = listed(unused, measurements)
+    names = _listed(unused, measurements)
     return f"Modules with parameters that were not called: {names}." if unused else ""
 
 
