@@ -100,8 +100,13 @@ def compare_histories(
         notes = _pinned_notes(replay.pinned) + notes
     else:
         origins = _origins(pairing, analysis, outputs, tolerance)
-    evidence = Evidence(pairing, theirs, weights, replay)
-    culprits = [_divergence(origin, evidence, tolerance, isolates) for origin in origins]
+    replays = Replay(ours), replay
+    culprits = [
+        _divergence(
+            origin, Evidence(origin, pairing, theirs, weights, replays), tolerance, isolates
+        )
+        for origin in origins
+    ]
     if not culprits:
         _check_outputs_saved(outputs, models, compared)
         # Every layer computes the same: the rest is rounding.
@@ -263,18 +268,18 @@ def _pair(pair: Matched, pairing: Pairing, analysis: Analysis) -> Pair:
 def _divergence(
     origin: ErrorOrigin, evidence: Evidence, tolerance: float, is_own: bool
 ) -> Divergence:
-    reasons, constants = reasons_for(origin, evidence)
-    steps = {*origin.candidate.entries, *(c for _, c in evidence.rearranged(origin))}
+    ours, theirs = evidence.constants_apart()
+    steps = {*origin.candidate.entries, *(c for _, c in evidence.rearranged())}
     return Divergence(
         **_where("reference", evidence.ours, origin.pair.reference, origin.reference.entries),
         **_where("candidate", evidence.theirs, origin.pair.candidate, sorted(steps)),
         error=origin.pair.error,
         units=origin.pair.units,
         tolerance=origin.pair.allowed(tolerance),
-        input_units=0.0 if is_own else evidence.input_units(origin),
+        input_units=0.0 if is_own else evidence.input_units(),
         is_own=is_own,
-        constants=constants,
-        reasons=tuple(reasons),
+        constants=(tuple(dict.fromkeys(map(str, ours))), tuple(dict.fromkeys(map(str, theirs)))),
+        reasons=tuple(reasons_for(evidence)),
         also=tuple(evidence.theirs.label(pair.candidate) for pair in origin.others),
     )
 

@@ -85,66 +85,66 @@ class TriedChange:
 
 
 class Evidence:
-    """Both models, their weights, and the operations that can run again.
+    """What is known about one origin: its sections, both models, their weights, and the operations
+    that can run again.
 
-    `candidate` has the values of the run in which the origins were found.
+    `theirs` has the values of the run in which the origin was found. `replays` are those of the two
+    models.
     """
 
     def __init__(
-        self, pairing: Pairing, candidate: ComparedModel, weights: WeightMatch, replay: Replay
+        self,
+        origin: ErrorOrigin,
+        pairing: Pairing,
+        theirs: ComparedModel,
+        weights: WeightMatch,
+        replays: tuple[Replay, Replay],
     ) -> None:
-        self.models = (pairing.reference, candidate)
-        self.ours, self.theirs = self.models
+        self.pair, self.reference, self.candidate = origin.pair, origin.reference, origin.candidate
+        self.models = self.ours, self.theirs = pairing.reference, theirs
+        # Both models, each with its section and its name.
+        self.sides = (
+            (self.ours, self.reference, "reference"),
+            (self.theirs, self.candidate, "candidate"),
+        )
         self.weights = weights
-        self.untried: list[str] = []  # experiments that cost too much, on the present origin
-        replays = (Replay(self.ours), replay)
-        self._replays = [each if each.is_live else None for each in replays]
+        self.untried: list[str] = []  # experiments that cost too much
+        self.can_run = replays[1].is_live  # whether the candidate's operations can run again
+        self._replays = replays
         self._pairing = pairing
-
-    @property
-    def can_run(self) -> bool:
-        """True if the candidate's operations can run again."""
-        return self._replays[1] is not None
-
-    def sections(self, origin: ErrorOrigin) -> list[tuple[ComparedModel, Section, str]]:
-        """Both models, each with its section and its name."""
-        return [
-            (self.ours, origin.reference, "reference"),
-            (self.theirs, origin.candidate, "candidate"),
-        ]
 
     # -- values
     # ----------------------------------------------------------------------------------------------
 
-    def result(self, origin: ErrorOrigin) -> tuple[Tensor, Tensor] | None:
+    def result(self) -> tuple[Tensor, Tensor] | None:
         """The results of both from the reference's inputs, in the reference's shape; None if no
         layout fits.
         """
-        a, layout = self.ours.value(origin.pair.reference), origin.pair.layout
-        b = self.candidate_result(origin)
+        a, layout = self.ours.value(self.pair.reference), self.pair.layout
+        b = self.candidate_result()
         if a is None or b is None or layout is None:
             return None
         return numbers(a), layout.to_reference(numbers(b), tuple(a.shape))
 
-    def candidate_result(self, origin: ErrorOrigin) -> Tensor | None:
+    def candidate_result(self) -> Tensor | None:
         """The candidate's result, from running the section again if that is possible."""
         if self.can_run:
             try:
-                return dense(self.again(origin))
+                return dense(self.again())
             except NotReplayableError:
                 pass
         # A replaced value is the reference's.
-        is_replaced = self.theirs.is_replaced(origin.pair.candidate)
-        return None if is_replaced else self.theirs.value(origin.pair.candidate)
+        is_replaced = self.theirs.is_replaced(self.pair.candidate)
+        return None if is_replaced else self.theirs.value(self.pair.candidate)
 
-    def inputs(self, origin: ErrorOrigin) -> list[Tensor]:
+    def inputs(self) -> list[Tensor]:
         """The floating-point inputs of the reference's section."""
-        values = [self.ours.value(entry) for entry in origin.reference.inputs]
+        values = [self.ours.value(entry) for entry in self.reference.inputs]
         return [numbers(v) for v in values if v is not None and v.dtype.is_floating_point]
 
-    def input_units(self, origin: ErrorOrigin) -> float:
+    def input_units(self) -> float:
         """The largest error of the inputs, in units of rounding."""
-        pairs = [self._pairing.of[0].get(entry) for entry in origin.reference.inputs]
+        pairs = [self._pairing.of[0].get(entry) for entry in self.reference.inputs]
         return max((pair.units for pair in pairs if pair is not None), default=0.0)
 
     def reference_of(self, entry: int) -> int | None:
@@ -159,41 +159,39 @@ class Evidence:
     # -- running again
     # ----------------------------------------------------------------------------------------------
 
-    def units_left(self, origin: ErrorOrigin, change: TriedChange) -> float:
+    def units_left(self, change: TriedChange) -> float:
         """The error that is left with a change, in units of rounding; infinite if it cannot run."""
         try:
-            result = dense(self.again(origin, change))
+            result = dense(self.again(change))
         except NotReplayableError:
             return float("inf")
         if change.of_reference:
-            return origin.pair.units_between(result, self.candidate_result(origin))
-        target = self.ours.value(origin.pair.reference)
-        if origin.pair.layout is not None or target is None or result is None:
-            return origin.pair.units_between(target, result)
-        return best_layout(comparable(target), comparable(result), 0.0)[0] / origin.pair.eps
+            return self.pair.units_between(result, self.candidate_result())
+        target = self.ours.value(self.pair.reference)
+        if self.pair.layout is not None or target is None or result is None:
+            return self.pair.units_between(target, result)
+        return best_layout(comparable(target), comparable(result), 0.0)[0] / self.pair.eps
 
-    def again(self, origin: ErrorOrigin, change: TriedChange | None = None) -> Tensor:
+    def again(self, change: TriedChange | None = None) -> Tensor:
         """The result of running a section again, from the inputs with which it was found."""
         change = change or TriedChange("")
         model = self.ours if change.of_reference else self.theirs
         replay = self._replays[not change.of_reference]
-        if replay is None:
+        if not replay.is_live:
             raise NotReplayableError("it is not live")
-        entries = self.affected(origin, change)
+        entries = self.affected(change)
         parents = {parent for entry in entries for parent in model.parents[entry]}
         given = {entry: model.raw(entry) for entry in parents - {*entries}}
         if not all(isinstance(value, Tensor) for value in given.values()):
             raise NotReplayableError("an input was not saved")
         return replay.part(entries, given | change.given, change.weights, change.instead)
 
-    def affected(self, origin: ErrorOrigin, change: TriedChange) -> Sequence[int]:
+    def affected(self, change: TriedChange) -> Sequence[int]:
         """The entries that must run again for a change: those of the section that depend on it, or
         all if an operation writes in place or a value between them was not saved.
         """
         model, section = (
-            (self.ours, origin.reference)
-            if change.of_reference
-            else (self.theirs, origin.candidate)
+            (self.ours, self.reference) if change.of_reference else (self.theirs, self.candidate)
         )
         found: list[int] = []
         changed = {*change.instead, *change.given}
@@ -213,12 +211,12 @@ class Evidence:
     # -- views
     # ----------------------------------------------------------------------------------------------
 
-    def rearranged(self, origin: ErrorOrigin) -> Iterator[tuple[int, int]]:
+    def rearranged(self) -> Iterator[tuple[int, int]]:
         """Views of the sections and their inputs that have the same shape and the same numbers in
         another order.
         """
-        for c in _views(self.theirs, origin.candidate):
-            for r in _views(self.ours, origin.reference):
+        for c in _views(self.theirs, self.candidate):
+            for r in _views(self.ours, self.reference):
                 a, b = self.ours.value(r), self.theirs.value(c)
                 one, other = self.ours.prints[r], self.theirs.prints[c]
                 if a is None or b is None or one is None or other is None:
@@ -237,12 +235,12 @@ class Evidence:
     # -- constants
     # ----------------------------------------------------------------------------------------------
 
-    def constants_apart(self, origin: ErrorOrigin) -> tuple[list[Constant], list[Constant]]:
+    def constants_apart(self) -> tuple[list[Constant], list[Constant]]:
         """The constants that only one of the two sections has: fractions, and those with names that
         the other has, too.
         """
-        ours = _constants(self.ours, origin.reference)
-        theirs = _constants(self.theirs, origin.candidate)
+        ours = _constants(self.ours, self.reference)
+        theirs = _constants(self.theirs, self.candidate)
         return _apart(ours, theirs), _apart(theirs, ours)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from torchlens._diff.compared_model import ComparedModel, family, is_activation
-from torchlens._diff.divergence import ErrorOrigin
 from torchlens._diff.evidence import Constant, Evidence, TriedChange, number_text
 from torchlens._diff.known_functions import ACTIVATIONS
 from torchlens._replay.replay import Instead, NotReplayableError
@@ -24,7 +23,7 @@ _BUDGET = 25_000
 _ELEMENTS = 100_000
 
 
-def experiments(origin: ErrorOrigin, evidence: Evidence) -> Iterator[str]:
+def experiments(evidence: Evidence) -> Iterator[str]:
     """The first change that removes the error, as a sentence. Adds experiments that exceed the
     budget to `evidence.untried`.
     """
@@ -32,15 +31,15 @@ def experiments(origin: ErrorOrigin, evidence: Evidence) -> Iterator[str]:
         return
     left = float(_BUDGET)
     for name, changes in _EXPERIMENTS.items():
-        for change in changes(origin, evidence):
+        for change in changes(evidence):
             model = evidence.ours if change.of_reference else evidence.theirs
-            entries = evidence.affected(origin, change)
+            entries = evidence.affected(change)
             left -= sum(1 + _size(model, entry) / _ELEMENTS for entry in entries)
             if left < 0:
                 evidence.untried.append(name)
                 break
-            units = evidence.units_left(origin, change)
-            if units <= _GONE and units < origin.pair.units / 2:
+            units = evidence.units_left(change)
+            if units <= _GONE and units < evidence.pair.units / 2:
                 text = "0" if units == 0 else f"{units:.2g} eps"
                 yield f"{change.says}, the error is {text}"
                 return
@@ -64,18 +63,18 @@ def _steps(model: ComparedModel, entries: Sequence[int]) -> Iterator[tuple[str, 
 # --------------------------------------------------------------------------------------------------
 
 
-def _turned_weights(origin: ErrorOrigin, evidence: Evidence) -> Changes:
+def _turned_weights(evidence: Evidence) -> Changes:
     odd = {pair.candidate for pair in evidence.weights.odd_ones(evidence.ours.weights)}
-    for number, param in _params(origin, evidence).items():
+    for number, param in _params(evidence).items():
         for name, turned in _turned(param):
             alike = " others like it are;" if number in odd and name == "transposed" else ""
             weight = evidence.theirs.weights[number].name
             yield TriedChange(f"weight `{weight}` is not {name}:{alike} {name}", {number: turned})
 
 
-def _params(origin: ErrorOrigin, evidence: Evidence) -> dict[int, Tensor]:
+def _params(evidence: Evidence) -> dict[int, Tensor]:
     params = evidence.theirs.log.recording.params
-    used = evidence.weights_of(evidence.theirs, origin.candidate)
+    used = evidence.weights_of(evidence.theirs, evidence.candidate)
     return {number: params[number].detach() for number in used if number < len(params)}
 
 
@@ -91,12 +90,12 @@ def _turned(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"transposed in its axes {first} and {second}", weight.transpose(first, second)
 
 
-def _gates(origin: ErrorOrigin, evidence: Evidence) -> Changes:
+def _gates(evidence: Evidence) -> Changes:
     """The gates of a recurrent cell, which are blocks of its weights, in another order."""
-    kinds = {family(evidence.theirs.type_of(entry)) for entry in origin.candidate.entries}
+    kinds = {family(evidence.theirs.type_of(entry)) for entry in evidence.candidate.entries}
     if not kinds & {"sigmoid", "tanh", "recurrent"}:
         return
-    params = _params(origin, evidence)
+    params = _params(evidence)
     largest = dict.fromkeys(max(param.shape, default=1) for param in params.values())
     for count, size in product((4, 3), largest):
         if size % count == 0:
@@ -121,9 +120,9 @@ def _in_order(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-def _other_constants(origin: ErrorOrigin, evidence: Evidence) -> Changes:
+def _other_constants(evidence: Evidence) -> Changes:
     """Each constant of the reference in place of each constant of the candidate that it may be."""
-    ours, theirs = evidence.constants_apart(origin)
+    ours, theirs = evidence.constants_apart()
     for c in theirs:
         for r in ours:
             is_float = isinstance(c.value, float)
@@ -153,9 +152,9 @@ def _with_constant(constant: Constant, value: Any) -> Instead:
 # --------------------------------------------------------------------------------------------------
 
 
-def _left_out(origin: ErrorOrigin, evidence: Evidence) -> Changes:
+def _left_out(evidence: Evidence) -> Changes:
     """Each operation of the reference left out, then each of the candidate."""
-    for label, _, entries in _steps(evidence.ours, origin.reference.entries):
+    for label, _, entries in _steps(evidence.ours, evidence.reference.entries):
         module = evidence.ours.module_of(entries[0])
         name = f"{label} ({module})" if module else label
         for place in (0, 1):
@@ -164,7 +163,7 @@ def _left_out(origin: ErrorOrigin, evidence: Evidence) -> Changes:
                 instead=dict.fromkeys(entries, _argument(place)),
                 of_reference=True,
             )
-    for label, _, entries in _steps(evidence.theirs, origin.candidate.entries):
+    for label, _, entries in _steps(evidence.theirs, evidence.candidate.entries):
         for place in (0, 1):
             yield TriedChange(
                 f"{label} is not in the reference: without it",
@@ -185,9 +184,9 @@ def _argument(place: int) -> Instead:
     return instead
 
 
-def _other_order(origin: ErrorOrigin, evidence: Evidence) -> Changes:
+def _other_order(evidence: Evidence) -> Changes:
     """The arguments of joins, differences, quotients and products in reverse order."""
-    for label, kind, entries in _steps(evidence.theirs, origin.candidate.entries):
+    for label, kind, entries in _steps(evidence.theirs, evidence.candidate.entries):
         if family(kind) in ("join", "sub", "div", "product"):
             text = f"{label} takes its arguments in another order: the other way round"
             yield TriedChange(text, instead=dict.fromkeys(entries, _turned_round))
@@ -201,8 +200,8 @@ def _turned_round(func: Callable[..., Any], args: list[Any], kwargs: dict[str, A
     return func(args[1], args[0], *args[2:], **kwargs)
 
 
-def _other_activation(origin: ErrorOrigin, evidence: Evidence) -> Changes:
-    for label, kind, entries in _steps(evidence.theirs, origin.candidate.entries):
+def _other_activation(evidence: Evidence) -> Changes:
+    for label, kind, entries in _steps(evidence.theirs, evidence.candidate.entries):
         for name, function in ACTIVATIONS.items() if is_activation(kind) else ():
             if name != "nothing":
                 applied = _applied(function)
@@ -218,12 +217,12 @@ def _applied(function: Callable[[Tensor], Tensor]) -> Instead:
 # --------------------------------------------------------------------------------------------------
 
 
-def _other_arrangement(origin: ErrorOrigin, evidence: Evidence) -> Changes:
+def _other_arrangement(evidence: Evidence) -> Changes:
     """What a view of the reference shows for what a view of the candidate does, of the same
     numbers.
     """
     model = evidence.theirs
-    for r, c in evidence.rearranged(origin):
+    for r, c in evidence.rearranged():
         a, b = evidence.ours.value(r), model.value(c)
         if a is not None and b is not None:
             value = a.to(b.dtype)
@@ -231,7 +230,7 @@ def _other_arrangement(origin: ErrorOrigin, evidence: Evidence) -> Changes:
                 f"{model.label(c)} ({model.place_of(c)}) puts the same numbers in another order "
                 f"than {evidence.ours.label(r)}: in that order"
             )
-            if c in origin.candidate.entries:
+            if c in evidence.candidate.entries:
                 yield TriedChange(text, instead={c: _constantly(value)})
             else:
                 yield TriedChange(text, given={c: value})
@@ -241,12 +240,12 @@ def _constantly(value: Tensor) -> Instead:
     return lambda func, args, kwargs: value
 
 
-def _turned_inputs(origin: ErrorOrigin, evidence: Evidence) -> Changes:
+def _turned_inputs(evidence: Evidence) -> Changes:
     """The inputs of a section with two axes swapped, or with one axis split in two and these
     swapped.
     """
     model = evidence.theirs
-    for entry in origin.candidate.inputs:
+    for entry in evidence.candidate.inputs:
         value = model.value(entry)
         for name, changed in () if value is None else _rearrangements(value):
             text = f"what {model.label(entry)} ({model.place_of(entry)}) gives {name}"
@@ -270,7 +269,7 @@ def _rearrangements(value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 # In the order in which they are tried, by the names with which they are reported as not tried.
-_EXPERIMENTS: dict[str, Callable[[ErrorOrigin, Evidence], Changes]] = {
+_EXPERIMENTS: dict[str, Callable[[Evidence], Changes]] = {
     "weights transposed or flipped": _turned_weights,
     "the reference's constants": _other_constants,
     "gates in another order": _gates,

@@ -3,12 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import torch
 
 from torchlens._diff.compared_model import ComparedModel, family
-from torchlens._diff.divergence import ErrorOrigin, Section
+from torchlens._diff.divergence import Section
 from torchlens._diff.evidence import Evidence, number_text
 from torchlens._diff.experiments import experiments
 from torchlens._diff.known_functions import ACTIVATIONS, attention_variants, norm_variants
@@ -21,30 +20,20 @@ _EXPLAINED = 64.0  # units of rounding: an explanation with a smaller error is r
 _MOST_REASONS = 4
 
 
-class Constants(NamedTuple):
-    """The constants that only one of the two sections has, as text."""
-
-    reference: tuple[str, ...]
-    candidate: tuple[str, ...]
-
-
-def reasons_for(origin: ErrorOrigin, evidence: Evidence) -> tuple[list[str], Constants]:
-    """Reasons, the likeliest first, and the constants of only one side."""
-    ours, theirs = evidence.constants_apart(origin)
-    constants = Constants(*(tuple(dict.fromkeys(map(str, own))) for own in (ours, theirs)))
-    evidence.untried = []
+def reasons_for(evidence: Evidence) -> list[str]:
+    """Reasons, the likeliest first."""
     for proof in _PROOFS:
-        found = list(proof(origin, evidence))
+        found = list(proof(evidence))
         if found:
-            return found[:_MOST_REASONS], constants
+            return found[:_MOST_REASONS]
     for guesses in (_OBSERVATIONS, _LAST_GUESSES):
-        found += [reason for guess in guesses for reason in guess(origin, evidence)]
+        found += [reason for guess in guesses for reason in guess(evidence)]
         if found:
             break
     found = list(dict.fromkeys(found))[:_MOST_REASONS]
     if evidence.untried:
         found.append(f"not tried, as it takes long: {', '.join(evidence.untried)}")
-    return found, constants
+    return found
 
 
 def _names(evidence: Evidence, side: int, weights: Sequence[int]) -> str:
@@ -55,8 +44,8 @@ def _names(evidence: Evidence, side: int, weights: Sequence[int]) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _random(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
-    for model, section, whose in evidence.sections(origin):
+def _random(evidence: Evidence) -> Sentences:
+    for model, section, whose in evidence.sides:
         for entry in section.entries:
             if model.is_random(entry):
                 yield (
@@ -66,52 +55,52 @@ def _random(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
                 return
 
 
-def _flag(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _flag(evidence: Evidence) -> Sentences:
     """One function with another flag: `training` of a BatchNorm, `is_causal` of attention."""
     names = [
         [model.rows[entry].operation.name for entry in section.entries if model.is_operation(entry)]
-        for model, section, _ in evidence.sections(origin)
+        for model, section, _ in evidence.sides
     ]
     if len(names[0]) == 1 and names[0] == names[1]:
-        ours, theirs = evidence.constants_apart(origin)
+        ours, theirs = evidence.constants_apart()
         for r, c in product(ours, theirs):
             if r.name == c.name and isinstance(r.value, bool) and isinstance(c.value, bool):
                 yield r.against(c)
 
 
-def _activation(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
-    inputs = evidence.inputs(origin)
+def _activation(evidence: Evidence) -> Sentences:
+    inputs = evidence.inputs()
     if len(inputs) == 1:
         known = ((name, function(inputs[0])) for name, function in ACTIVATIONS.items())
-        yield from _known_function(origin, evidence, known, _EXPLAINED)
+        yield from _known_function(evidence, known, _EXPLAINED)
 
 
-def _attention(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
-    model, entry = evidence.ours, origin.pair.reference
+def _attention(evidence: Evidence) -> Sentences:
+    model, entry = evidence.ours, evidence.pair.reference
     values = [model.value(parent) for parent in model.parents[entry]]
     tensors = [numbers(value) for value in values if value is not None]
     if model.type_of(entry) == "scaleddotproductattention" and len(tensors) == len(values) == 3:
-        yield from _known_function(origin, evidence, attention_variants(*tensors), _EXPLAINED)
+        yield from _known_function(evidence, attention_variants(*tensors), _EXPLAINED)
 
 
-def _norm(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
-    inputs = evidence.inputs(origin)
-    if len(inputs) == 1 and _is_norm(origin, evidence):
-        weights = evidence.weights_of(evidence.ours, origin.reference)
+def _norm(evidence: Evidence) -> Sentences:
+    inputs = evidence.inputs()
+    if len(inputs) == 1 and _is_norm(evidence):
+        weights = evidence.weights_of(evidence.ours, evidence.reference)
         values = [evidence.ours.weights[number].value for number in weights]
         vectors = [numbers(value) for value in values if value is not None and value.dim() == 1]
         scale, shift = [*vectors, None, None][:2]
         known = norm_variants(inputs[0], scale, shift)
-        yield from _known_function(origin, evidence, known, min(8.0, origin.pair.units / 4))
+        yield from _known_function(evidence, known, min(8.0, evidence.pair.units / 4))
 
 
 def _known_function(
-    origin: ErrorOrigin, evidence: Evidence, known: Iterator[tuple[str, Tensor]], limit: float
+    evidence: Evidence, known: Iterator[tuple[str, Tensor]], limit: float
 ) -> Sentences:
     """Names the known function that the candidate computes, if its result is within `limit` units
     and the reference does not compute the same function.
     """
-    both = evidence.result(origin)
+    both = evidence.result()
     if both is None:
         return
     nearest: list[tuple[float, str]] = [(float("inf"), "")] * 2
@@ -120,13 +109,13 @@ def _known_function(
             if result.shape == value.shape:
                 found = relative_error(value, result), name
                 nearest[side] = min(nearest[side], found, key=lambda item: item[0])
-    ours, theirs = (name if error <= limit * origin.pair.eps else "" for error, name in nearest)
+    ours, theirs = (name if error <= limit * evidence.pair.eps else "" for error, name in nearest)
     if theirs and theirs != nearest[0][1]:
         yield f"the candidate computes {theirs}" + (f"; the reference {ours}" if ours else "")
 
 
-def _is_norm(origin: ErrorOrigin, evidence: Evidence) -> bool:
-    kinds = {model.type_of(entry) for model, section, _ in evidence.sections(origin)
+def _is_norm(evidence: Evidence) -> bool:
+    kinds = {model.type_of(entry) for model, section, _ in evidence.sides
              for entry in section.entries}  # fmt: skip
     return bool(kinds & (NORMALISATIONS | {"rsqrt", "sqrt", "var", "std"}))
 
@@ -135,9 +124,9 @@ def _is_norm(origin: ErrorOrigin, evidence: Evidence) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def _positions(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _positions(evidence: Evidence) -> Sentences:
     """Whole numbers, such as positions, that differ by a constant."""
-    ours, theirs = (_whole(model, section) for model, section, _ in evidence.sections(origin))
+    ours, theirs = (_whole(model, section) for model, section, _ in evidence.sides)
     for a, b in product(ours, reversed(theirs)):
         steps = (b - a).unique().tolist() if len(a) == len(b) else []
         if len(steps) == 1 and steps[0]:
@@ -153,9 +142,9 @@ def _whole(model: ComparedModel, section: Section) -> list[Tensor]:
     return [v.flatten() for v in values if v is not None and v.dtype in kinds and v.numel() > 1]
 
 
-def _casts(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _casts(evidence: Evidence) -> Sentences:
     model, eps = evidence.theirs, max(each.epsilon for each in evidence.models)
-    for entry in origin.candidate.entries:
+    for entry in evidence.candidate.entries:
         dtype = model.rows[entry].dtype
         if dtype.is_floating_point and epsilon_of(dtype) > eps:
             name = str(dtype).removeprefix("torch.")
@@ -163,11 +152,11 @@ def _casts(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
             return
 
 
-def _other_weights(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _other_weights(evidence: Evidence) -> Sentences:
     """The weights that only one of the two uses."""
     if not evidence.weights.has_values:
         return
-    lost, extra = _weights_apart(origin, evidence)
+    lost, extra = _weights_apart(evidence)
     missing, added = _names(evidence, 0, lost), _names(evidence, 1, extra)
     if lost and extra:
         others = _partner_names(evidence, extra)
@@ -190,10 +179,10 @@ def _partner_names(evidence: Evidence, weights: Sequence[int]) -> str:
     return _names(evidence, 0, [partners[weight] for weight in weights if weight in partners])
 
 
-def _weights_apart(origin: ErrorOrigin, evidence: Evidence) -> tuple[list[int], list[int]]:
+def _weights_apart(evidence: Evidence) -> tuple[list[int], list[int]]:
     """The weights that only the reference's section, or only the candidate's, reads."""
     groups = evidence.weights.groups
-    used = [evidence.weights_of(model, section) for model, section, _ in evidence.sections(origin)]
+    used = [evidence.weights_of(model, section) for model, section, _ in evidence.sides]
     own = [{groups[side].get(weight, -1) for weight in used[side]} - {-1} for side in (0, 1)]
     ours, theirs = (
         [
@@ -211,11 +200,11 @@ def _is_fraction(value: Tensor | None) -> bool:
     return value is None or value.dtype.is_floating_point
 
 
-def _other_inputs(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _other_inputs(evidence: Evidence) -> Sentences:
     """The inputs that only one of the two reads."""
     model = evidence.ours
-    ours = set(origin.reference.inputs)
-    values = map(evidence.reference_of, origin.candidate.inputs)
+    ours = set(evidence.reference.inputs)
+    values = map(evidence.reference_of, evidence.candidate.inputs)
     theirs = {entry for entry in values if entry is not None}
     lost = [entry for entry in ours - theirs if model.graph.has_input_ancestor[entry]]
     names, others = _named(model, lost), _named(model, theirs - ours)
@@ -237,39 +226,40 @@ def _named(model: ComparedModel, entries: Collection[int]) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _factor(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
-    both = evidence.result(origin)
+def _factor(evidence: Evidence) -> Sentences:
+    both = evidence.result()
     if both is not None and both[0].numel() >= 4:
         a, b = both
         size = float(a.flatten().dot(a.flatten()))
         factor = float(a.flatten().dot(b.flatten())) / size if size else 0.0
         is_other = factor and abs(factor - 1) > 1e-4
-        if is_other and relative_error(a * factor, b) <= _EXPLAINED * origin.pair.eps:
+        if is_other and relative_error(a * factor, b) <= _EXPLAINED * evidence.pair.eps:
             text = f"the candidate is {number_text(factor)} times the reference"
-            yield text + _known_factor(factor, origin, evidence.ours)
+            yield text + _known_factor(factor, evidence)
 
 
-def _known_factor(factor: float, origin: ErrorOrigin, model: ComparedModel) -> str:
+def _known_factor(factor: float, evidence: Evidence) -> str:
     """` (1/sqrt(8))`: a factor in terms of the sizes of the axes."""
-    entries = (*origin.reference.entries, *origin.reference.inputs)
-    for size in sorted({size for e in entries for size in model.rows[e].shape if size > 1}):
-        for name, number in _factors_of(size).items():
+    entries = (*evidence.reference.entries, *evidence.reference.inputs)
+    shapes = [evidence.ours.rows[entry].shape for entry in entries]
+    for size in sorted({size for shape in shapes for size in shape if size > 1}):
+        unbiased = size / (size - 1)
+        known = {
+            f"sqrt({size})": size**0.5,
+            f"{size}": float(size),
+            f"{size}/{size - 1}: the unbiased variance?": unbiased,
+            f"sqrt({size}/{size - 1}): the unbiased variance?": unbiased**0.5,
+        }
+        known |= {f"1/{name}": 1 / number for name, number in known.items()}
+        for name, number in known.items():
             if abs(factor - number) <= 1e-4 * abs(number):
-                is_unbiased = "sqrt(" in name and "/" in name.removeprefix("1/")
-                return f" ({name}{': the unbiased variance?' if is_unbiased else ''})"
+                return f" ({name})"
     return " (a sign)" if abs(factor + 1) < 1e-4 else ""
 
 
-def _factors_of(size: int) -> dict[str, float]:
-    less = size / (size - 1)
-    known = {f"sqrt({size})": size**0.5, f"{size}": float(size), f"{size}/{size - 1}": less}
-    known[f"sqrt({size}/{size - 1})"] = less**0.5
-    return known | {f"1/{name}": 1 / number for name, number in known.items()}
-
-
-def _vector(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _vector(evidence: Evidence) -> Sentences:
     """A vector that is missing or added everywhere along an axis."""
-    both = evidence.result(origin)
+    both = evidence.result()
     difference = None if both is None else both[1] - both[0]
     if difference is None or difference.numel() < 4 or not bool(difference.any()):
         return
@@ -293,11 +283,11 @@ def _weight_like(vector: Tensor, model: ComparedModel) -> str:
     return ""
 
 
-def _shift(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
-    both = evidence.result(origin)
+def _shift(evidence: Evidence) -> Sentences:
+    both = evidence.result()
     if both is None or both[0].numel() < 4:
         return
-    (a, b), limit = both, _EXPLAINED * origin.pair.eps
+    (a, b), limit = both, _EXPLAINED * evidence.pair.eps
     for axis, size in enumerate(a.shape):
         for shift in (1, -1) if size > 2 else ():
             inner, moved = (each.narrow(axis, 1, size - 2) for each in (a, b.roll(shift, axis)))
@@ -307,9 +297,9 @@ def _shift(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
             yield f"reversed along axis {axis}"
 
 
-def _constants(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _constants(evidence: Evidence) -> Sentences:
     """Numbers that differ: an eps, or arguments of one name."""
-    ours, theirs = evidence.constants_apart(origin)
+    ours, theirs = evidence.constants_apart()
     for c in theirs:
         for r in ours:
             if c.may_be_eps and r.may_be_eps:
@@ -323,19 +313,17 @@ def _constants(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
 # --------------------------------------------------------------------------------------------------
 
 
-def _reordered(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
-    a, b = evidence.ours.value(origin.pair.reference), evidence.candidate_result(origin)
+def _reordered(evidence: Evidence) -> Sentences:
+    a, b = evidence.ours.value(evidence.pair.reference), evidence.candidate_result()
     if a is not None and b is not None and a.numel() == b.numel() > 1:
         ours, theirs = (numbers(value).flatten().sort().values for value in (a, b))
-        if relative_error(ours, theirs) <= _EXPLAINED * origin.pair.eps:
+        if relative_error(ours, theirs) <= _EXPLAINED * evidence.pair.eps:
             yield "the same numbers in another order"
 
 
-def _operations(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
+def _operations(evidence: Evidence) -> Sentences:
     """The operations of only one of the two."""
-    ours, theirs = (
-        Counter(_kinds(model, section)) for model, section, _ in evidence.sections(origin)
-    )
+    ours, theirs = (Counter(_kinds(model, section)) for model, section, _ in evidence.sides)
     few, many = sorted((ours.total(), theirs.total()))
     if many > 4 * few + 4:
         return  # one operation against twenty: their names say nothing
@@ -355,7 +343,7 @@ def _kinds(model: ComparedModel, section: Section) -> list[str]:
     return [kind for kind in kinds if kind != "view"]
 
 
-_Guess = Callable[[ErrorOrigin, Evidence], Sentences]
+_Guess = Callable[[Evidence], Sentences]
 # Tried in order until one yields a reason.
 _PROOFS: tuple[_Guess, ...] = (_random, _flag, _activation, _attention, experiments, _norm)
 # Without a proof, all of these are reported, ...
