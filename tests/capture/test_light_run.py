@@ -23,7 +23,7 @@ def light_values(model: nn.Module, *args: Any) -> tuple[Recording, dict[int, tor
     steps = learn(model, args, {})
     rows = find_rows(recording, steps)
     assert rows is not None
-    light = LightRun(Program(steps, {str(number): place for number, place in rows.items()}))
+    light = LightRun(Program(model, steps, {str(number): place for number, place in rows.items()}))
     light.run(model, args, {})
     return recording, {int(name): value for name, value in light.values.items()}
 
@@ -68,7 +68,7 @@ def test_the_model_ends_after_the_last_chosen_value() -> None:
     model, x = Model(function, reached=[]), torch.randn(3)
     steps = learn(model, [x], {})
     model.reached.clear()
-    light = LightRun(Program(steps, {"sin": (1, 0)}))
+    light = LightRun(Program(model, steps, {"sin": (1, 0)}))
     light.run(model, [x], {})
     assert torch.equal(light.values["sin"], x.sin())
     assert model.reached == []
@@ -85,7 +85,7 @@ def test_another_operation_or_module_is_a_deviation_that_says_where() -> None:
 
     model, x = Routed(), torch.ones(1, 4)
     steps = learn(model, [x], {})
-    program = Program(steps, {"linear": (len(steps) - 1, 0)})
+    program = Program(model, steps, {"linear": (len(steps) - 1, 0)})
     LightRun(program).run(model, [x], {})
     with pytest.raises(Deviation) as caught:
         LightRun(program).run(model, [-x], {})
@@ -100,7 +100,7 @@ def test_a_model_that_catches_every_exception_cannot_hide_a_deviation() -> None:
             return x.tan()
 
     model, x = Model(function), torch.ones(3)
-    program = Program(steps := learn(model, [x], {}), {"sin": (len(steps) - 1, 0)})
+    program = Program(model, steps := learn(model, [x], {}), {"sin": (len(steps) - 1, 0)})
     with pytest.raises(Deviation):
         LightRun(program).run(model, [-x], {})
 
@@ -124,3 +124,23 @@ def test_what_a_program_cannot_describe_is_not_aligned_with_the_log() -> None:
 
     model, x = Model(function), torch.randn(2, 3)
     assert find_rows(recording_of(model, x), learn(model, [x], {})) is None
+
+
+def test_a_write_that_the_first_run_did_not_show_is_a_deviation_and_never_a_wrong_value() -> None:
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        a, b = x * 2, x * 3
+        (a, b)[int(x[0] > 0)].add_(1)
+        return a.sin() + b
+
+    model, x = Model(function), torch.full((2,), -1.0)
+    steps = learn(model, [x], {})
+    muls = [at for at, step in enumerate(steps) if step.name == "mul"]
+    program = Program(model, steps, {"b": (muls[1], 0), "sum": (len(steps) - 1, 0)})
+    first = LightRun(program)
+    first.run(model, [x], {})
+    program.pass_on(first.copied)
+    again = LightRun(program)
+    again.run(model, [x], {})
+    assert torch.equal(again.values["b"], x * 3)
+    with pytest.raises(Deviation):
+        LightRun(program).run(model, [-x], {})

@@ -76,8 +76,9 @@ class _LightMode(TorchFunctionMode):
     It stands for the recorder and for the tracker of modules at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: Sequence[tuple[Any, Any]]) -> None:
         super().__init__()
+        self._compiled = compiled  # modules, with their compiled implementations
         self.recorder = self
         self.operator: Operation | None = None
         self.is_inlining = False
@@ -101,18 +102,17 @@ class _LightMode(TorchFunctionMode):
 
     def run(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Calls the model, up to the last call that matters."""
-        with self._installed(model), suppress(_Enough):
+        with self._installed(), suppress(_Enough):
             finished(model(*args, **kwargs))
 
     @contextmanager
-    def _installed(self, model: torch.nn.Module) -> Iterator[None]:
+    def _installed(self) -> Iterator[None]:
         """The context in which the calls of this thread come to this mode."""
-        compiled = _compiled_modules(model)
 
         def leave() -> None:
             CURRENT.tracker = None
             remove_mode(self)
-            for module, implementation in compiled:
+            for module, implementation in self._compiled:
                 module._compiled_call_impl = implementation
             undo_patches(self)
             end_eager(self)
@@ -121,7 +121,7 @@ class _LightMode(TorchFunctionMode):
             if is_compiler_there():
                 begin_eager(self)
             apply_patches(self)
-            for module, _ in compiled:
+            for module, _ in self._compiled:
                 module._compiled_call_impl = None
             CURRENT.tracker = self  # type: ignore[assignment]
             push_mode(self)
@@ -151,12 +151,17 @@ class _LightMode(TorchFunctionMode):
             torch._C._pop_torch_function_stack()
 
 
-def _compiled_modules(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    compiled: list[tuple[Any, Any]] = []
-    for module in model.modules():
-        if module._compiled_call_impl is not None:
-            return parts_of(model).compiled
-    return compiled
+@contextmanager
+def held_patches() -> Iterator[None]:
+    """The context of many light runs: torch is patched once for all of them, since each change of a
+    class makes Python look up all its attributes anew.
+    """
+    user = object()
+    apply_patches(user)
+    try:
+        yield
+    finally:
+        undo_patches(user)
 
 
 def _are_foreign(types: Iterable[type]) -> bool:
@@ -170,7 +175,7 @@ class _Learning(_LightMode):
     """Lists the steps of a run."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
+        super().__init__(parts_of(model).compiled)
         self.steps: list[LightStep] = []
         self._own = set(map(id, model.modules()))
 
@@ -217,6 +222,13 @@ def learn(
     return learning.steps
 
 
+def _rows_of(steps: Sequence[LightStep]) -> list[tuple[str, tuple[int, int]]]:
+    """The name of the operation and the place of each tensor that the steps make."""
+    return [
+        (step.name, (at, index)) for at, step in enumerate(steps) for index in range(step.num_rows)
+    ]
+
+
 def find_rows(
     recording: Recording, steps: Sequence[LightStep]
 ) -> dict[int, tuple[int, int]] | None:
@@ -225,16 +237,15 @@ def find_rows(
     None if the recording has other rows than the steps make. An output and the `identity` of a
     module that returns its argument stand for the row that they read.
     """
-    made = [(at, index) for at, step in enumerate(steps) for index in range(step.num_rows)]
-    rows = enumerate(recording.rows)
-    own = [(number, row) for number, row in rows if row.operation.name not in BOUNDARIES]
-    if len(own) != len(made) or recording.branches:
+    made = _rows_of(steps)
+    own = [
+        (number, row.operation.name)
+        for number, row in enumerate(recording.rows)
+        if row.operation.name not in BOUNDARIES
+    ]
+    if [name for name, _ in made] != [name for _, name in own] or recording.branches:
         return None
-    found: dict[int, tuple[int, int]] = {}
-    for (number, row), (at, index) in zip(own, made, strict=True):
-        if row.operation.name != steps[at].name:
-            return None
-        found[number] = at, index
+    found = {number: place for (number, _), (_, place) in zip(own, made, strict=True)}
     for number, row in enumerate(recording.rows):
         if row.operation.name in ("identity", "output"):
             read = [entry for _, entry in located(row.references)]
@@ -249,7 +260,13 @@ def find_rows(
 class Program:
     """What a model does for some inputs, and the calls whose results are chosen."""
 
-    def __init__(self, steps: Sequence[LightStep], places: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        steps: Sequence[LightStep],
+        places: Mapping[str, tuple[int, int]],
+    ) -> None:
+        self.compiled = parts_of(model).compiled
         self.calls = [*(step.call for step in steps), _END]
         self.chosen: dict[int, list[tuple[str, int]]] = {}
         for name, (at, index) in places.items():
@@ -262,13 +279,20 @@ class Program:
             at for at, step in enumerate(steps) if step.may_write and first < at < self.last
         )
 
+    def pass_on(self, copied: set[int]) -> None:
+        """Lets all writes pass but those before which a value was `copied`. (The version of each
+        value is compared at the end.)
+        """
+        self.special = copied | set(self.chosen)
+
 
 class LightRun(_LightMode):
     """Runs a model along a program; `values` has the chosen values by name."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__()
+        super().__init__(program.compiled)
         self.values: dict[str, Tensor] = {}
+        self.copied: set[int] = set()  # the calls before which values were copied
         self._program = program
         self._calls = program.calls
         self._special = program.special
@@ -330,8 +354,8 @@ class LightRun(_LightMode):
     ) -> Any:
         """Makes a call that writes to tensors, or whose result is chosen."""
         written = written_by(KNOWN_OPERATIONS[func], args, kwargs)
-        if written:
-            self._keep_from_writes(written)
+        if written and self._keep_from_writes(written):
+            self.copied.add(at)
         result = func(*args, **(kwargs or {}))
         chosen = self._program.chosen.get(at)
         if chosen is not None:
@@ -349,12 +373,13 @@ class LightRun(_LightMode):
         self._versions[name] = version_of(tensor)
         self._holding.setdefault(storage_of(tensor), []).append(name)
 
-    def _keep_from_writes(self, targets: Iterable[Any]) -> None:
-        """Copies the kept values in the memory of `targets`, before a write."""
-        for target in targets:
-            for name in self._holding.pop(storage_of(target), ()):
-                self.values[name] = copy = copy_of(self.values[name])
-                self._versions[name] = version_of(copy)
+    def _keep_from_writes(self, targets: Iterable[Any]) -> bool:
+        """Copies the kept values in the memory of `targets`, before a write; False if none is."""
+        names = [name for one in targets for name in self._holding.pop(storage_of(one), ())]
+        for name in names:
+            self.values[name] = copy = copy_of(self.values[name])
+            self._versions[name] = version_of(copy)
+        return bool(names)
 
     def _deviate(self, call: Any) -> None:
         if self._at > self._program.last:  # the model has caught `_Enough`

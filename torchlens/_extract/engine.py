@@ -13,7 +13,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from torchlens._capture.light_run import Deviation, LightRun, Program, find_rows, learn
+from torchlens._capture.light_run import (
+    Deviation,
+    LightRun,
+    Program,
+    find_rows,
+    held_patches,
+    learn,
+)
 from torchlens._capture.options import LogOptions, checked_layers, named_inputs
 from torchlens._capture.selection import keys_in
 from torchlens._capture.session import generator_states, restore_generators
@@ -82,11 +89,15 @@ class Engine:
                 return self._run_logged(args, kwargs, who)
             way = rest.pop()
 
-    def _run_light(self, way: _Way, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+    def _run_light(
+        self, way: _Way, args: Sequence[Any], kwargs: Mapping[str, Any], is_first: bool = False
+    ) -> Values:
         given = named_inputs(self.model, list(args), dict(kwargs))
         values = {name: given[number][1].clone() for name, number in way.inputs.items()}
         light = LightRun(way.program)
         light.run(self.model, args, kwargs)
+        if is_first:
+            way.program.pass_on(light.copied)
         lasting = self._storages | {storage_of(tensor) for _, tensor in given}
         for name, value in light.values.items():  # a view of an input or a buffer may change later
             values[name] = value.clone() if storage_of(value) in lasting else value
@@ -161,10 +172,10 @@ class Engine:
         if rows is None or not rows.keys() | given.keys() >= set(numbers.values()):
             return False
         chosen = {name: rows[number] for name, number in numbers.items() if name not in inputs}
-        way = _Way(Program(steps, chosen), places, inputs)
+        way = _Way(Program(self.model, steps, chosen), places, inputs)
         restore_generators(generators)
         try:
-            found = self._run_light(way, args, kwargs)
+            found = self._run_light(way, args, kwargs, is_first=True)
         except Deviation:
             return False
         if not all(same_bits(values[name], found[name]) for name in values):
@@ -245,11 +256,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The context of an extraction: evaluation mode and no gradients; the modes are put back."""
+    """The context of an extraction: evaluation mode and no gradients; the modes are put back.
+
+    Not inference mode, whose tensors do not count the writes to them.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), held_patches():
             yield
     finally:
         for module, mode in modes:
