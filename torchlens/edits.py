@@ -34,7 +34,8 @@ def site(
     >>> site('h.4', part='before', directions=vector)
 
     key: a key of the history (a module, a label, a number), or an entry.
-    part: 'before' is what the module was given, 'after' what it returned; 'q', 'k', 'v' and
+    part: 'before' is what the module was given (an edit changes it for all that read it, such as
+        the residual connection around the module), 'after' what it returned; 'q', 'k', 'v' and
         'weights' are what the attention in it reads, and its softmax.
     head, neuron, channel, token: which of them: a number, a slice or a list.
     index: any other index, as in `value[index]`.

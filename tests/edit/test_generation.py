@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchlens as tl
+from tests.edit.architectures import ARCHITECTURES
 from tests.edit.models import Gpt, gpt
 from torchlens import edits
 
@@ -118,47 +119,84 @@ def test_the_first_call_of_each_block_is_step_0() -> None:
         assert torch.equal(second, plain)
 
 
+def steered_block(model: Any) -> Any:
+    return model.get_submodule(
+        "transformer.h.0" if hasattr(model, "transformer") else "model.layers.0"
+    )
+
+
+class ByHand:
+    """Generation written by hand, with a direction added to the last token from a step on."""
+
+    def __init__(self, model: Any, direction: Tensor, start: int) -> None:
+        self.model, self.direction, self.start = model, direction, start
+        self.step, self.cache = 0, None
+
+    def log_probabilities(self, new: Tensor) -> Tensor:
+        """Of the next token, after one more call of the model with its cache."""
+
+        def steer(_: Any, args: Any, result: Any) -> Any:
+            value = (result[0] if isinstance(result, tuple) else result).clone()
+            value[:, -1] += self.direction
+            return (value, *result[1:]) if isinstance(result, tuple) else value
+
+        is_steered = self.step >= self.start
+        handle = steered_block(self.model).register_forward_hook(steer) if is_steered else None
+        with torch.no_grad():
+            out = self.model(new, past_key_values=self.cache, use_cache=True)
+        if handle is not None:
+            handle.remove()
+        self.step, self.cache = self.step + 1, out.past_key_values
+        return out.logits[:, -1].float().log_softmax(-1)
+
+    def run(self, ids: Tensor, steps: int, *, do_sample: bool = False) -> Tensor:
+        new = ids
+        for _ in range(steps):
+            found = self.log_probabilities(new)
+            new = found.argmax(-1, keepdim=True)
+            if do_sample:
+                new = torch.multinomial(found.softmax(-1), 1)
+            ids = torch.cat([ids, new], 1)
+        return ids
+
+    def beams(self, ids: Tensor, steps: int, num_beams: int) -> Tensor:
+        """The best of the beams of each row; no token ends a beam."""
+        count = len(ids)
+        ids = new = ids.repeat_interleave(num_beams, 0)
+        scores = torch.full((count, num_beams), -1e9)
+        scores[:, 0] = 0
+        for _ in range(steps):
+            found = self.log_probabilities(new).view(count, num_beams, -1) + scores[..., None]
+            scores, best = found.flatten(1).topk(num_beams)
+            rows = (best // found.shape[-1] + num_beams * torch.arange(count)[:, None]).flatten()
+            new = (best % found.shape[-1]).view(-1, 1)
+            ids = torch.cat([ids[rows], new], 1)
+            self.cache.reorder_cache(rows)  # type: ignore[union-attr]
+        return ids.view(count, num_beams, -1)[:, 0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", [{}, {"do_sample": True}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}]
-)
-def test_generate_of_transformers_is_as_with_a_hook(how: dict[str, Any]) -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, vocab_size=30, n_positions=40, bos_token_id=0,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    try:
-        model = transformers.GPT2LMHeadModel(config).eval()
-    except ModuleNotFoundError as error:
-        pytest.skip(str(error))
-    ids, direction = torch.randint(1, 30, (2, 5)), torch.randn(16)
-    step = -1
-
-    def count(*_: Any) -> None:
-        nonlocal step
-        step += 1
-
-    def steer(_: Any, args: Any, result: Any) -> Any:
-        value = result[0] if isinstance(result, tuple) else result
-        if step >= 2:
-            value = value.clone()
-            value[:, -1] += direction
-        return (value, *result[1:]) if isinstance(result, tuple) else value
-
-    handles = [
-        model.register_forward_pre_hook(count),
-        model.transformer.h[0].register_forward_hook(steer),
-    ]
-    torch.manual_seed(3)
-    expected = model.generate(ids, max_new_tokens=6, **how)
-    for handle in handles:
-        handle.remove()
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("how", [{}, {"do_sample": True}, {"num_beams": 3}])
+def test_generate_of_transformers_is_as_a_loop_by_hand(name: str, how: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    model, _, _ = ARCHITECTURES[name].make()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    ids, direction = torch.randint(1, 30, (2, 5)), torch.randn(32)
+    key = "transformer.h.0" if name == "gpt2" else "model.layers.0"
+    edit = {key: edits.at(steps=slice(2, None), tokens=-1, add=direction)}
     history = tl.log_forward_pass(model, ids)
-    edit = {"transformer.h.0": edits.at(steps=slice(2, None), tokens=-1, add=direction)}
+    plain = model.generate(ids, max_new_tokens=6, **how)
+    torch.manual_seed(3)
+    by_hand = ByHand(model, direction, 2)
+    if "num_beams" in how:
+        expected = by_hand.beams(ids, 6, how["num_beams"])
+    else:
+        expected = by_hand.run(ids, 6, **how)
     for own in (None, history):
         torch.manual_seed(3)
         with tl.edit(model, edit, own):
-            result = model.generate(ids, max_new_tokens=6, **how)
+            result = model.generate(ids, max_new_tokens=6, top_k=0, **how)
         assert torch.equal(result, expected)
+    assert not torch.equal(expected, plain)

@@ -12,7 +12,7 @@ from torchlens._capture.entries import written_by
 from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import IDENTITY, KNOWN_OPERATIONS, Kind, Operation
 from torchlens._recording.recording import Recording
-from torchlens._recording.trees import plain_tensors
+from torchlens._recording.trees import plain_tensors, same_with
 
 Tensor = torch.Tensor
 
@@ -83,8 +83,11 @@ class ExchangingRecorder(Recorder):
             return super().__torch_function__(func, types, args, kwargs)
 
         def changed(*args: Any, **kwargs: Any) -> Any:
+            written = written_by(operation, args, kwargs)
+            copies = _copies_for_autograd(written)
+            args, kwargs = same_with((args, kwargs), lambda own: copies.get(id(own), own))
             result = func(*args, **kwargs)
-            return self._changed(operation, changes, result, written_by(operation, args, kwargs))
+            return self._changed(operation, changes, result, written, copies)
 
         KNOWN_OPERATIONS[changed] = operation
         try:
@@ -106,26 +109,40 @@ class ExchangingRecorder(Recorder):
         return [change for change in found if change is not None]
 
     def _changed(
-        self, operation: Operation, changes: list[Change], result: Any, written: Sequence[Tensor]
+        self,
+        operation: Operation,
+        changes: list[Change],
+        result: Any,
+        written: Sequence[Tensor],
+        copies: dict[int, Tensor],
     ) -> Any:
         """The result with its tensors changed. What was written in place is written again, so that
         all who hold that memory see the change.
         """
-        tensors = [tensor for _, tensor in plain_tensors(result)] or list(written)
-        are_written = [any(tensor is other for other in written) for tensor in tensors]
+        at = {id(copies.get(id(own), own)): own for own in written}
+        tensors = [tensor for _, tensor in plain_tensors(result)] or [
+            copies.get(id(own), own) for own in written
+        ]
         new = list(tensors)
         for index, tensor in enumerate(tensors):
-            value = tensor.clone() if are_written[index] else tensor
+            target = at.get(id(tensor))
+            value = tensor.clone() if target is tensor else tensor
             for change in changes:
                 other = change(index, value)
                 value = value if other is None else other
                 if other is not None:
                     self.edited.add(len(self.rows) + index)
-            if are_written[index]:
-                tensor.copy_(value)
-            else:
-                new[index] = value
+            new[index] = value if target is None else target.copy_(value)
         return _with_tensors(result, iter(new))
+
+
+def _copies_for_autograd(written: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Copies for a call to write to, by the id of the tensor: the call may keep its result for the
+    backward pass, and an edit must not write into that.
+    """
+    if not torch.is_grad_enabled():
+        return {}
+    return {id(tensor): tensor.clone() for tensor in written if not tensor.is_leaf}
 
 
 def _with_tensors(tree: Any, tensors: Iterator[Tensor]) -> Any:

@@ -12,13 +12,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 
-from torchlens._history.attention_parts import AttentionParts, attentions_in
+from torchlens._history.attention_parts import HANDED_ON, AttentionParts, attentions_in, way_back
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._history.residuals import residuals
-from torchlens._recording.operation_kinds import ACTIVATIONS
+from torchlens._recording.operation_kinds import ACTIVATIONS, NORMALISATIONS
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
+from torchlens._recording.recording import located
 from torchlens._text.error_wording import check_choice, got, is_whole
 
 Tensor = torch.Tensor
@@ -29,6 +30,11 @@ SiteKind: TypeAlias = Literal[
 # Which elements along a dimension: one, several, or a slice.
 Which: TypeAlias = int | slice | Sequence[int]
 _AXES = ("head", "neuron", "channel", "token")
+_RECURRENT = frozenset({"gru", "lstm", "rnnrelu", "rnntanh"})
+# What leaves features in the last dimension, between a linear layer and the end of an activation.
+_KEEPING_FEATURES = HANDED_ON | NORMALISATIONS | ACTIVATIONS - {"softmax"}
+_KEEPING_FEATURES |= {"add", "chunk", "iadd", "mul", "pow", "rmul", "split", "truediv"}
+_KEEPING_FEATURES -= {"permute", "transpose"}
 _READ_BY_ATTENTION = ("q", "k", "v", "weights")
 
 
@@ -309,10 +315,36 @@ class Sites:
             type_, label = row.operation.layer_type, self._log.label(entry)
             if kind == "operation" and row.operation not in (INPUT, BUFFER, OUTPUT):
                 yield Site(label)
-            elif kind == "neuron" and type_ in ACTIVATIONS - {"softmax"} and len(row.shape) < 4:
-                yield from (Site(label, neuron=number) for number in range(row.shape[-1]))
+            elif kind == "neuron" and self._has_neurons(entry):
+                key = self._of_activation(entry) or label
+                yield from (Site(key, neuron=number) for number in range(row.shape[-1]))
             elif kind == "channel" and type_.startswith("conv") and len(row.shape) > 2:
                 yield from (Site(label, channel=number) for number in range(row.shape[1]))
+
+    def _has_neurons(self, entry: int) -> bool:
+        """True for the result of an activation, or of a recurrent net, with features last."""
+        row = self._log.row(entry)
+        type_ = row.operation.layer_type
+        if type_ in _RECURRENT:
+            return not row.output_index
+        if type_ not in ACTIVATIONS - {"softmax"} or len(row.shape) > 3:
+            return False
+        *_, source = way_back(self._log, entry, _KEEPING_FEATURES)
+        source_row = self._log.row(source)
+        if source_row.operation.layer_type == "matmul" and self._log.graph.params[source]:
+            return next((place for place, _ in located(source_row.references)), None) == 0
+        return source_row.operation.layer_type in ("addmm", "linear")
+
+    def _of_activation(self, entry: int) -> str | None:
+        """The module that is an activation, such as a GELU written out with `tanh`."""
+        graph, log = self._log.graph, self._log
+        call = log.row(entry).module_call
+        end = graph.first_exit.get(call, -1)
+        inside = range(entry, end + 1)
+        if not inside or not all(log.row(own).module_call == call for own in inside):
+            return None
+        is_plain = not any(graph.params[own] for own in inside)
+        return self._module_key(call) if is_plain else None
 
     def _module_key(self, call: int) -> str:
         """The address of a module, with the pass if it ran several times."""
