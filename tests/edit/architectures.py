@@ -115,13 +115,13 @@ def _unet() -> tuple[nn.Module, list[Any], dict[str, Any]]:
 
 
 def _fused(address: str, projection: str, out: str) -> Attention:
-    places = [(f"{address}.{projection}", place) for place in (0, 32, 64)]
-    return Attention(address, *places, f"{address}.{out}")
+    name = f"{address}.{projection}"
+    return Attention(address, (name, 0), (name, 32), (name, 64), f"{address}.{out}")
 
 
 def _separate(address: str, q: str, k: str, v: str, out: str, num_keys: int = 4) -> Attention:
-    places = [(f"{address}.{name}", 0) for name in (q, k, v)]
-    return Attention(address, *places, out, num_keys)
+    q, k, v = (f"{address}.{name}" for name in (q, k, v))
+    return Attention(address, (q, 0), (k, 0), (v, 0), out, num_keys)
 
 
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

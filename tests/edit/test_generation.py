@@ -130,7 +130,8 @@ class ByHand:
 
     def __init__(self, model: Any, direction: Tensor, start: int) -> None:
         self.model, self.direction, self.start = model, direction, start
-        self.step, self.cache = 0, None
+        self.step = 0
+        self.cache: Any = None
 
     def log_probabilities(self, new: Tensor) -> Tensor:
         """Of the next token, after one more call of the model with its cache."""
@@ -171,7 +172,7 @@ class ByHand:
             rows = (best // found.shape[-1] + num_beams * torch.arange(count)[:, None]).flatten()
             new = (best % found.shape[-1]).view(-1, 1)
             ids = torch.cat([ids[rows], new], 1)
-            self.cache.reorder_cache(rows)  # type: ignore[union-attr]
+            self.cache.reorder_cache(rows)
         return ids.view(count, num_beams, -1)[:, 0]
 
 

@@ -106,7 +106,7 @@ def test_heads_and_their_queries_keys_and_values_are_as_in_the_projections(name:
 def check_listed(case: Case, own: Attention) -> None:
     """`sites` lists each head of an attention once, and as many keys as there are."""
     counts = {
-        kind: sum(site.key == own.address for site in case.history.sites(kind))  # type: ignore[arg-type]
+        kind: sum(site.key == own.address for site in case.history.sites(kind))
         for kind in ("head", "q", "k", "v")
     }
     assert counts == {"head": 4, "q": 4, "k": own.num_keys, "v": own.num_keys}
@@ -121,8 +121,10 @@ def test_a_block_is_edited_before_and_after_at_a_token_and_in_a_subspace(name: s
     def change(value: Tensor) -> Tensor:
         return value * 1.5 + 0.25
 
-    for place, before in (("before", True), ("after", False)):
-        site = edits.site(address, part=place)
+    for site, before in (
+        (edits.site(address, part="before"), True),
+        (edits.site(address, part="after"), False),
+    ):
         assert torch.equal(case.edited(site, change), case.hooked(address, change, before=before))
     direction = torch.zeros(size)
     direction[2] = 2.0
@@ -147,7 +149,8 @@ def test_a_block_is_edited_before_and_after_at_a_token_and_in_a_subspace(name: s
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_module_is_spliced_in_with_its_error_term_and_its_gradients(name: str) -> None:
     case, address = Case(name), ARCHITECTURES[name].block
-    coder = nn.Linear(*[case.history[address].tensor_shape[-1]] * 2)
+    size = case.history[address].tensor_shape[-1]
+    coder = nn.Linear(size, size)
     case.edited(address, edits.splice(coder)).square().sum().backward()
     ours, coder.weight.grad = coder.weight.grad, None
     case.hooked(address, coder).square().sum().backward()
