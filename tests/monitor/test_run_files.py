@@ -421,7 +421,7 @@ def _train_a_little(folder: Path, first: int, announce: Any) -> None:
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
         wait_for(run, number)
-        announce.send((number, run.counts.recorded))
+        announce.send(number)
     time.sleep(600)
 
 
@@ -432,19 +432,17 @@ def test_the_budget_is_kept_over_sessions_that_were_killed(tmp_path: Path) -> No
     """
     context = multiprocessing.get_context("fork")
     generator = random.Random(0)
-    step = recorded = 0
-    last = -1
-    for _ in range(30):
+    step, last = 0, -1
+    for _ in range(12):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_train_a_little, args=(tmp_path, step, sender))
         process.start()
         for _ in range(generator.randrange(1, 13)):
-            last, own = receiver.recv()
+            last = receiver.recv()
         process.kill()
         process.join()
         while receiver.poll():
-            last, own = receiver.recv()
-        recorded += own
+            last = receiver.recv()
         step = max(last + 1 - generator.choice((0, 0, 3, 8)), 0)
     assert size_of(tmp_path) <= (1 << 16) + (1 << 14), files_of_ranks(tmp_path)
     r = tl.open_run(tmp_path)
@@ -452,19 +450,18 @@ def test_the_budget_is_kept_over_sessions_that_were_killed(tmp_path: Path) -> No
     assert [first for first, _, _ in groups] == [0, *(each + 1 for _, each, _ in groups[:-1])]
     assert groups[-1][1] >= last
     assert sum(count for _, _, count in groups) == groups[-1][1] + 1
-    assert len(r.sessions) == 30
+    assert max(count for _, _, count in groups) > 1
+    assert len(r.sessions) == 12
     assert r.problems == []
-    assert (
-        r.counts.recorded >= recorded
-    )  # a process may have written more before it was killed than it could announce
-    assert r.counts.dropped == 0
+    held = sum(int(series.num_calls.sum()) for series in r.series())
+    assert (r.counts.recorded, r.counts.dropped) == (held, 0)
 
 
 def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) -> None:
     """Their series have other numbers, their counts begin anew, and what was superseded is left
     out.
     """
-    expected, recorded = {"0": 0, "1": 0}, 0
+    expected = {"0": 0, "1": 0}
     for session, (first, end) in enumerate(((0, 40), (40, 70), (55, 90), (90, 91), (91, 140))):
         parts = [nn.Linear(4, 4), nn.Linear(4, 4)][: 1 + session % 2]
         model = nn.Sequential(*parts)
@@ -476,7 +473,6 @@ def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) 
                 optimizer.step()
                 run.log(loss=float(number))
                 wait_for(run, number)
-        recorded += run.counts.recorded
         stays = {1: 15, 2: 35}.get(session, end - first)
         for part in range(len(parts)):
             expected[str(part)] += stays
@@ -489,7 +485,8 @@ def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) 
     # of it.
     for address, count in expected.items():
         assert count <= r[address].outputs.num_calls.sum() <= count + 15
-    assert r.counts.offered == r.counts.recorded == recorded
+    held = sum(int(series.num_calls.sum()) for series in r.series())
+    assert r.counts.offered == r.counts.recorded == held
     assert 140 <= r.scalars["loss"].counts.sum() <= 155
     assert r.is_finished
 

@@ -22,6 +22,7 @@ import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,7 +126,7 @@ class RunReader:
     @property
     def sessions(self) -> list[dict[str, Any]]:
         """The processes that recorded, each with its first step and options, by start time."""
-        found = [session for rank in self._ranks.values() for session in rank.sessions]
+        found = [session for rank in self._ranks.values() for session in rank.events(dict)]
         return sorted(found, key=lambda each: each["time"])
 
     @property
@@ -154,15 +155,14 @@ class RunReader:
 
     @property
     def counts(self) -> Counts:
-        """The number of sampled tensors in all sessions and ranks, as far as the files go:
-        offered = recorded + dropped.
+        """The number of sampled tensors of all ranks, as far as the files go: offered = recorded +
+        dropped.
         """
         every = [rank.counts for rank in self._ranks.values()]
-        return Counts(
-            sum(each.offered for each in every),
-            sum(each.recorded for each in every),
-            sum(each.dropped for each in every),
+        recorded, dropped = (
+            sum(getattr(each, name) for each in every) for name in ("recorded", "dropped")
         )
+        return Counts(recorded + dropped, recorded, dropped)
 
     @property
     def drops(self) -> list[Drop]:
@@ -178,14 +178,14 @@ class RunReader:
         """
         found: dict[tuple[Any, ...], RunFinding] = {}
         for rank in self._ranks.values():
-            for each in rank.findings:
+            for each in rank.events(RunFinding):
                 found.setdefault((each.step, each.kind, each.finding.where, each.is_over), each)
         return sorted(found.values(), key=lambda each: each.step)
 
     @property
     def problems(self) -> list[str]:
         """Errors while recording, and damage to the files."""
-        told = [text for rank in self._ranks.values() for text in rank.problems]
+        told = [text for rank in self._ranks.values() for text in rank.events(str)]
         return list(dict.fromkeys([*told, *self._file_problems, *self.damage]))
 
     @property
@@ -337,7 +337,8 @@ class _Joined:
             series = Series(key, number, self.steps)
             self.by_module.setdefault(key.module, {}).setdefault(key.kind, {})[key.name] = series
         rows: dict[str, dict[int, ScalarRow]] = {}
-        for row in ranks[0].scalars if ranks else ():  # all ranks log the same
+        lists = ranks[0].records(list) if ranks else []  # all ranks log the same
+        for row in chain.from_iterable(lists):
             rows.setdefault(row.name, {})[row.step] = row
         self.scalars = {
             name: Scalars(name, [own[step] for step in sorted(own)]) for name, own in rows.items()

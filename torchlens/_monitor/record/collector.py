@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,16 +27,18 @@ _reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 _Tensor = torch.Tensor
 
 
+@dataclass(slots=True, eq=False)
 class _Seen:
     """The cached sample of a tensor, at a version of it."""
 
-    __slots__ = ("hook", "reference", "sample", "version")
+    reference: Any  # to the tensor, weak
+    version: int
+    sample: Sample
+    hook: "GradientHook | None" = None
 
-    def __init__(self, reference: Any, version: int, sample: Sample) -> None:
-        self.reference = reference
-        self.version = version
-        self.sample = sample
-        self.hook: GradientHook | None = None
+    def is_of(self, version: int) -> bool:
+        """Whether the tensor lives, and has not changed."""
+        return self.version == version >= 0 and not self.reference.expired()
 
 
 class Collector:
@@ -68,38 +71,25 @@ class Collector:
         """Samples a tensor for a series and returns the number of the series; -1 if the tensor
         cannot be sampled. Call it under `call_unseen`.
         """
-        seen = self.look(tensor)
-        if seen is None:
+        sample = self._sample_of(tensor)
+        if sample is None:
             return -1
         number = self.names.number(module, kind, name, tensor)
-        self.pending.append((number, seen.sample, None))
+        self.pending.append((number, sample, None))
         return number
 
-    def note_again(self, number: int, tensor: _Tensor) -> None:
-        """Like `note`, for a series whose number is known."""
-        seen = self.look(tensor)
-        if seen is not None:
-            self.pending.append((number, seen.sample, None))
-
-    def look(self, tensor: _Tensor) -> _Seen | None:
+    def _sample_of(self, tensor: _Tensor) -> Sample | None:
         """The sample of a tensor, from the cache if the tensor has not changed."""
-        key = id(tensor)
-        seen = self._seen.get(key)
+        seen = self._seen.get(id(tensor))
         version = -1 if tensor.is_inference() else tensor._version
-        if (
-            seen is not None
-            and seen.version == version
-            and version >= 0
-            and not seen.reference.expired()
-        ):
-            return seen
+        if seen is not None and seen.is_of(version):
+            return seen.sample
         sample = self.sampler.take(tensor)
-        if sample is None:
-            return None
-        if len(self._seen) >= _MOST_SEEN:
-            self._seen.clear()
-        seen = self._seen[key] = _Seen(_reference_to(tensor), version, sample)
-        return seen
+        if sample is not None:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[id(tensor)] = _Seen(_reference_to(tensor), version, sample)
+        return sample
 
     def follow_gradient(self, module: str, name: str, tensor: _Tensor) -> None:
         """Registers a hook that samples the gradient of a tensor in the backward pass.
@@ -110,22 +100,14 @@ class Collector:
         if not tensor.requires_grad or len(self._hooks) >= _MOST_HOOKS:
             return
         seen = self._seen.get(id(tensor))
-        if (
-            seen is not None
-            and seen.hook is not None
-            and seen.version == tensor._version
-            and not seen.reference.expired()
-        ):
+        if seen is not None and seen.hook is not None and seen.is_of(tensor._version):
             seen.hook.series.append((module, name))
-            return
-        node = node_of(tensor)
-        if node is None:
-            return
-        hook = GradientHook(self._self, tensor.output_nr, (module, name))
-        hook.handle = node.register_prehook(hook)
-        self._hooks.append(weakref.ref(hook))
-        if seen is not None:
-            seen.hook = hook
+        elif (node := node_of(tensor)) is not None:
+            hook = GradientHook(self._self, tensor.output_nr, [(module, name)])
+            hook.handle = node.register_prehook(hook)
+            self._hooks.append(weakref.ref(hook))
+            if seen is not None:
+                seen.hook = hook
 
     def on_gradient(self, hook: "GradientHook", gradient: _Tensor) -> None:
         """Samples a gradient, called by its hook. Call it under `call_unseen`."""
@@ -154,27 +136,20 @@ class Collector:
         self._hooks.clear()
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class GradientHook:
     """A pre-hook on an autograd node. Its reference to the collector is weak: a graph must not keep
     the collector alive.
     """
 
-    __slots__ = ("__weakref__", "_collector", "_output", "handle", "series")
-
-    def __init__(
-        self, collector: "weakref.ref[Collector]", output: int, series: tuple[str, str]
-    ) -> None:
-        self._collector = collector
-        self._output = output
-        self.series = [series]
-        self.handle: Any = None
+    collector: "weakref.ref[Collector]"
+    output: int  # of the node
+    series: list[tuple[str, str]]  # module and name
+    handle: Any = None
 
     def __call__(self, gradients: tuple[Any, ...]) -> None:
-        collector = self._collector()
-        if collector is None or not collector.is_armed:
-            return
-        gradient = gradients[self._output]
-        if gradient is None:
+        collector, gradient = self.collector(), gradients[self.output]
+        if collector is None or gradient is None or not collector.is_armed:
             return
         try:
             if type(gradient) in PLAIN_TYPES and not is_seen():

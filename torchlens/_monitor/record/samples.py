@@ -8,8 +8,9 @@ Of a sparse tensor, the stored elements are sampled after `coalesce`, which is s
 synchronizes CUDA. The other elements are zero.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,7 +62,13 @@ class Plan:
     spread: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     # By axis, computed on demand: the unit (channel, feature) of each element of the sample, and
     # the number of elements of each unit.
-    units: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
+    units: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def in_memory_order(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elements in the order in which they lie, if they are dense in memory."""
+        own = tensor.detach()
+        is_as_it_lies = self.is_contiguous or not self.is_flat
+        return own if is_as_it_lies else own.as_strided((self.num_elements,), (1,))
 
     def units_of_sample(self, axis: int | None = None) -> tuple[np.ndarray, np.ndarray] | None:
         """The unit (channel or feature) of each element of a sample, and the number of elements of
@@ -73,36 +80,27 @@ class Plan:
         if axis is None or not -num_axes <= axis < num_axes:
             axis = 1 if num_axes >= 4 else -1
         axis %= num_axes
-        if self.units is None:
-            self.units = {}
         if axis not in self.units:
             places = (
                 np.arange(self.num_elements) if self.places is None else self.places.cpu().numpy()
             )
-            strides = self.strides if self.is_flat else _contiguous_strides(self.shape)
-            unit_of = places // max(strides[axis], 1) % self.shape[axis]
+            stride = self.strides[axis] if self.is_flat else prod(self.shape[axis + 1 :])
+            unit_of = places // max(stride, 1) % self.shape[axis]
             self.units[axis] = unit_of, np.bincount(unit_of, minlength=self.shape[axis])
         return self.units[axis]
 
 
-# Sentinel: no plan was made yet.
-_UNKNOWN = Plan((), (), 0, None, False, False, False, False, 0)
-
-
+@dataclass(slots=True, eq=False)
 class Sample:
-    """A few elements of a tensor, and the range of all (None if only that of the sample is known).
-
-    `num_absent` is the number of zeros that a sparse tensor does not store.
+    """A few elements of a tensor, and the range of all (None if only that of the sample is
+    known).
     """
 
-    __slots__ = ("high", "low", "num_absent", "plan", "values")
-
-    def __init__(self, values: Any, low: Any, high: Any, plan: Plan) -> None:
-        self.values = values
-        self.low = low
-        self.high = high
-        self.plan = plan
-        self.num_absent = 0
+    values: Any
+    low: Any
+    high: Any
+    plan: Plan
+    num_absent: int = 0  # zeros that a sparse tensor does not store
 
 
 class Sampler:
@@ -112,7 +110,7 @@ class Sampler:
     uses_numpy = True
 
     def __init__(self) -> None:
-        self._plans: dict[Any, Plan | None] = {}
+        self._plans: dict[Any, Plan] = {}
 
     def take(self, tensor: torch.Tensor, wants_range: bool = True) -> Sample | None:
         """A sample; None if the tensor cannot be sampled. Call it under `call_unseen`."""
@@ -128,24 +126,19 @@ class Sampler:
             tensor.dtype,
             None if tensor.is_cpu else tensor.device,
         )
-        plan = self._plans.get(key, _UNKNOWN)
-        if plan is _UNKNOWN:
+        plan = self._plans.get(key)
+        if plan is None:
+            if not tensor.numel() or tensor.is_meta:
+                return None
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = _plan(tensor, self.uses_numpy)
-        if plan is None:
-            return None
         # Freed storage has address 0: torch raises an error, numpy would read invalid memory.
         if plan.by_numpy and not tensor.is_neg():
             address = tensor.data_ptr()
             if address != tensor.storage_offset() * plan.item_size:
                 return self._take_by_numpy(tensor, address, plan, wants_range)
-        tensor = tensor.detach()
-        flat = (
-            tensor
-            if plan.is_contiguous or not plan.is_flat
-            else tensor.as_strided((plan.num_elements,), (1,))
-        )
+        flat = plan.in_memory_order(tensor)
         if plan.places is None:
             return Sample(flat.flatten().clone(), None, None, plan)
         low = high = None
@@ -179,10 +172,7 @@ class Sampler:
                 )
                 low, high = _smallest(spread, axis=None), _largest(spread, axis=None)
             elif plan.num_elements > _MANY:
-                own = tensor.detach()
-                low, high = torch.aminmax(
-                    own if plan.is_contiguous else own.as_strided((plan.num_elements,), (1,))
-                )
+                low, high = torch.aminmax(plan.in_memory_order(tensor))
             else:
                 low, high = _smallest(flat), _largest(flat)
         # All places are valid; "clip" skips numpy's check of bounds.
@@ -203,10 +193,8 @@ def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     return stored.as_subclass(torch.Tensor), num_absent
 
 
-def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
+def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan:
     count = tensor.numel()
-    if count == 0 or tensor.is_meta:
-        return None
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     is_contiguous = tensor.is_contiguous()
     is_flat = is_contiguous or _lies_side_by_side(shape, strides)
@@ -220,9 +208,9 @@ def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
         axes = [axis for axis in zip(shape, strides, strict=True) if axis[1]]
         memory_size = 1 + sum((length - 1) * stride for length, stride in axes)
         sampled = np.arange(count) if numpy_places is None else numpy_places
-        numpy_places = _places_in_memory(sampled, shape, strides)
-        lengths, steps = zip(*axes, strict=True) if axes else ((), ())
-        spread = lengths, tuple(stride * size for stride in steps)
+        index = np.array(np.unravel_index(sampled, shape))
+        numpy_places = np.array(strides) @ index
+        spread = tuple(axis[0] for axis in axes), tuple(axis[1] * size for axis in axes)
     has_range = is_flat or by_numpy or count <= _MOST_STRIDED
     return Plan(
         shape, strides, count, places, is_flat, is_contiguous, has_range, by_numpy, size, dtype,
@@ -238,73 +226,45 @@ def _places_of_sample(count: int) -> np.ndarray:
     return places
 
 
-def _places_in_memory(
-    places: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> np.ndarray:
-    """The offsets in memory of elements given by their row-major index."""
-    found = np.zeros(len(places), np.int64)
-    for axis, stride in zip(np.unravel_index(places, shape), strides, strict=True):
-        found += axis * stride
-    return found
-
-
 def _lies_side_by_side(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether the elements fill a stretch of memory without gaps or overlaps."""
     expected = 1
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1
-    ):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size == 1:
+            continue
         if stride != expected:
             return False
         expected *= size
     return True
 
 
-def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
 class _Copy:
     """Small tensors of one device, copied to the host in one transfer."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        device = tensors[0].device
-        self._sizes = [tensor.numel() for tensor in tensors]
         joined = torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in tensors])
         self._event: Any = None
-        if device.type == "cuda":
-            self._host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
-            self._host.copy_(joined, non_blocking=True)
+        if joined.device.type == "cuda":
+            host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+            host.copy_(joined, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(device))
+            self._event.record(torch.cuda.current_stream(joined.device))
         else:
-            self._host = joined.to("cpu")
-        self._parts: list[torch.Tensor] | None = None
+            host = joined.to("cpu")
+        self._parts = host.split([tensor.numel() for tensor in tensors])
 
     def part(self, number: int) -> torch.Tensor:
         """One of the tensors. Waits for the copy: not for the training thread."""
-        if self._parts is None:
-            if self._event is not None:
-                self._event.synchronize()
-            self._parts = list(self._host.split(self._sizes))
+        if self._event is not None:
+            self._event.synchronize()
         return self._parts[number]
 
 
-class _Arriving:
+class _Arriving(NamedTuple):
     """A part of a running copy."""
 
-    __slots__ = ("_copy", "_number")
-
-    def __init__(self, copy: _Copy, number: int) -> None:
-        self._copy = copy
-        self._number = number
-
-    def get(self) -> torch.Tensor:
-        return self._copy.part(self._number)
+    copy: _Copy
+    number: int
 
 
 def to_host(samples: list[Sample], every_device: bool = False) -> None:
@@ -325,4 +285,4 @@ def to_host(samples: list[Sample], every_device: bool = False) -> None:
 
 def value_of(part: Any) -> Any:
     """A part of a sample (array, number or host tensor). Waits if it is still being copied."""
-    return part.get() if isinstance(part, _Arriving) else part
+    return part.copy.part(part.number) if isinstance(part, _Arriving) else part

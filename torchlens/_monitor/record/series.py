@@ -185,6 +185,10 @@ class SeriesNames:
             if key.kind:
                 self._numbers[key[:3]] = number
 
+    def known(self, module: str, kind: str, name: str) -> int:
+        """The number of a series that has one; -1 otherwise."""
+        return self._numbers.get((module, kind, name), -1)
+
     def number(self, module: str, kind: str, name: str, tensor: torch.Tensor) -> int:
         """The number of a series; `tensor` is the first that it is about."""
         key = (module, kind, name)

@@ -8,8 +8,9 @@ in-place operation can change them.
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,30 +35,23 @@ _NOTHING, _GRADIENTS, _ALL = 0, 1, 2
 _COMPILED = "OptimizedModule"  # the class of modules made by `torch.compile`
 
 
-class ModuleInfo:
+class ModuleInfo(NamedTuple):
     """A module of the model, under its first address."""
 
-    __slots__ = ("address", "input_number", "is_wanted", "kind", "output_number")
-
-    def __init__(self, address: str, kind: str, is_wanted: bool) -> None:
-        self.address = address
-        self.kind = kind
-        self.is_wanted = is_wanted
-        # The numbers of the series if there is a single tensor; -1: not assigned yet.
-        self.input_number = self.output_number = -1
+    address: str
+    kind: str  # its class
+    is_wanted: bool
 
 
+@dataclass(slots=True, eq=False)
 class WatchedCall:
     """A running module call."""
 
-    __slots__ = ("info", "number", "parent", "source", "takes")
-
-    def __init__(self, info: ModuleInfo, parent: "WatchedCall | None", takes: int) -> None:
-        self.info = info
-        self.parent = parent
-        self.takes = takes
-        self.source: Any = None  # of a compiled module: the original, called inside it
-        self.number = -1  # in the graph, while one is recorded
+    info: ModuleInfo
+    parent: "WatchedCall | None"
+    takes: int
+    source: Any  # of a compiled module: the original, called inside it
+    number: int = -1  # in the graph, while one is recorded
 
 
 class ModuleWatcher:
@@ -82,8 +76,7 @@ class ModuleWatcher:
         # Called for an unknown module: the model may have changed since the step began.
         self.on_unknown: Callable[[], None] | None = None
         self._has_looked = False  # `on_unknown` was called in this step
-        self._strangers: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._known: dict[tuple[str, str], ModuleInfo] = {}
+        self._strangers: set[int] = set()  # ids of modules outside the model
         # Weak references: an unfinished run must not keep the model alive.
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._has_inputs, self._has_outputs = "inputs" in options.log, "outputs" in options.log
@@ -112,18 +105,12 @@ class ModuleWatcher:
                 # The source of a compiled module has the same address, and runs inside it.
                 continue
             addresses.add(address)
-            kind = type(module).__name__
-            info = self._known.get((address, kind))
-            if info is None:
-                info = self._known[address, kind] = ModuleInfo(
-                    address, kind, self._options.wants(address)
-                )
-            self.infos[id(module)] = info
+            kind, is_wanted = type(module).__name__, self._options.wants(address)
+            self.infos[id(module)] = ModuleInfo(address, kind, is_wanted)
 
     def forget(self) -> None:
         """Drops all references to modules."""
         self.infos, self._modules, self._current = {}, [], None
-        self._strangers.clear()
 
     # -- module calls ------------------------------------------------------------------------------
 
@@ -161,15 +148,14 @@ class ModuleWatcher:
         parent = self._current
         if info is None or (parent is not None and parent.source is module):
             return None
-        call = WatchedCall(info, parent, self._takes() if parent is None else parent.takes)
-        if type(module).__name__ == _COMPILED:
-            call.source = module._orig_mod
-        if call.takes == _NOTHING and self.thread is None:
+        takes = self._takes() if parent is None else parent.takes
+        if takes == _NOTHING and self.thread is None:
             return None  # an evaluation does not determine the training thread
+        source = module._orig_mod if type(module).__name__ == _COMPILED else None
         self.thread = thread
-        self._current = call
+        self._current = call = WatchedCall(info, parent, takes, source)
         self.num_calls += 1
-        if call.takes == _ALL:
+        if takes == _ALL:
             try:
                 self._note_call(call, args, kwargs)
             except Exception as error:  # the training must not notice
@@ -184,9 +170,8 @@ class ModuleWatcher:
             self.graph.enter(call, args, kwargs)
         if not (self._has_inputs and info.is_wanted):
             return
-        is_plain = len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TYPES
-        if is_plain and info.input_number >= 0 and not is_seen():
-            self.collector.note_again(info.input_number, args[0])
+        if len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TYPES and not is_seen():
+            self.collector.note(info.address, "inputs", "", args[0])
         else:
             call_unseen(self._note_inputs, info, args, kwargs)
 
@@ -196,21 +181,13 @@ class ModuleWatcher:
         """
         if type(module).__name__ == _COMPILED:
             return self.infos.get(id(module._orig_mod))
-        number = id(module)
-        stranger = self._strangers.get(number)
-        if (
-            (stranger is not None and stranger() is module)
-            or self._has_looked
-            or self.on_unknown is None
-        ):
+        if id(module) in self._strangers or self._has_looked or self.on_unknown is None:
             return None
         self._has_looked = True
         self.on_unknown()
-        info = self.infos.get(number)
+        info = self.infos.get(id(module))
         if info is None:
-            self._strangers[number] = weakref.ref(
-                module, lambda _: self._strangers.pop(number, None)
-            )
+            self._strangers.add(id(module))
         return info
 
     def end(self, watched: WatchedCall) -> None:
@@ -261,44 +238,27 @@ class ModuleWatcher:
     # -- tensors -----------------------------------------------------------------------------------
 
     def _note_inputs(self, info: ModuleInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        collector = self.collector
-        if len(args) == 1 and not kwargs and isinstance(args[0], _Tensor):
-            if info.input_number < 0:
-                info.input_number = collector.note(info.address, "inputs", "", args[0])
-            else:
-                collector.note_again(info.input_number, args[0])
-            return
         for name, tensor in itertools.islice(_named(args, kwargs), _MAX_TENSORS):
-            collector.note(info.address, "inputs", name, tensor)
+            self.collector.note(info.address, "inputs", name, tensor)
 
     def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
-        films = self.collector.films
-        if takes == _ALL and films is not None:
-            for _, tensor in itertools.islice(_named_results(result), 1):
-                films.capture(films.outputs, info.address, tensor)
-        has_outputs = self._has_outputs and takes == _ALL
-        if not isinstance(result, _Tensor):
-            for name, tensor in itertools.islice(_named_results(result), _MAX_TENSORS):
-                if has_outputs:
-                    number = self.collector.note(info.address, "outputs", name, tensor)
+        collector, films = self.collector, self.collector.films
+        tensors = list(itertools.islice(_named_results(result), _MAX_TENSORS))
+        if takes == _ALL and films is not None and tensors:
+            films.capture(films.outputs, info.address, tensors[0][1])
+        for name, tensor in tensors:
+            if self._has_outputs and takes == _ALL:
+                number = collector.note(info.address, "outputs", name, tensor)
+                if number >= 0 and number not in collector.names.units:
                     self._describe(number, info)
-                if self._has_gradients:
-                    self.collector.follow_gradient(info.address, name, tensor)
-            return
-        if has_outputs and info.output_number >= 0:
-            self.collector.note_again(info.output_number, result)
-        elif has_outputs:
-            info.output_number = self.collector.note(info.address, "outputs", "", result)
-            self._describe(info.output_number, info)
-        if self._has_gradients:
-            self.collector.follow_gradient(info.address, "", result)
+            if self._has_gradients:
+                collector.follow_gradient(info.address, name, tensor)
 
     def _describe(self, number: int, info: ModuleInfo) -> None:
         """Sets the units and the saturation limits of a series, for its statistics."""
-        if number < 0:
-            return
         names = self.collector.names
-        names.units[number] = Units(info.input_number, unit_axis(info.kind))
+        source = names.known(info.address, "inputs", "")
+        names.units[number] = Units(source, unit_axis(info.kind))
         kind = activation_kind(info.kind)
         if kind in BOUNDED and kind != "softmax":  # softmax has no limits per element
             low, high = BOUNDED[kind]
@@ -321,7 +281,12 @@ def hide_from_compiler(is_hidden: bool) -> None:
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Tensor]]:
-    """(name, tensor) for the tensors among arguments: '0', '1', 'mask', 'states.0'."""
+    """(name, tensor) for the tensors among arguments: '0', '1', 'mask', 'states.0'; '' for the only
+    argument.
+    """
+    if len(args) == 1 and not kwargs and isinstance(args[0], _Tensor):
+        yield "", args[0]
+        return
     for path, tensor in plain_tensors(args):
         yield _text(path), tensor
     for name, value in kwargs.items():
@@ -333,14 +298,9 @@ def _named_results(result: Any) -> Iterator[tuple[str, _Tensor]]:
     if isinstance(result, _Tensor):
         yield "", result
         return
-    if result is None:
-        return
-    if isinstance(result, list | tuple | Mapping):
-        for path, tensor in plain_tensors(result):
-            yield _text(path), tensor
-    else:
-        for path, tensor in named_tensors(result):
-            yield _text(path), tensor
+    is_plain = isinstance(result, list | tuple | Mapping)
+    for path, tensor in plain_tensors(result) if is_plain else named_tensors(result):
+        yield _text(path), tensor
 
 
 def _text(path: tuple[Any, ...]) -> str:

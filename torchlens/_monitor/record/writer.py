@@ -66,10 +66,10 @@ class Writer:
         self._num_names = 0
         self._session = session
         self._files = RankFiles(folder, rank, options.budget, options.every)
-        self._earlier = Counts(0, 0, 0)  # of the sessions before
         self._queue: SimpleQueue[StepPart | Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # held for the time of an addition
         self._offered = self._recorded = self._dropped = 0
+        self._num_told = 0  # of the dropped, in the files
         self._num_waiting_parts = 0
         self._num_waiting = 0
         self._last_wait = 0.0  # of the part that was taken last, in seconds
@@ -80,12 +80,9 @@ class Writer:
 
     def start(self) -> None:
         """Opens the files and starts the thread. Only then must `finish` be called."""
-        known = self._files.open(self._session["first_step"])
-        self._earlier = known.counts
-        self._names.go_on(known.series)
+        self._names.go_on(self._files.open(self._session["first_step"]).series)
         self._num_names = len(self._names.rows)
-        before = {"offered": self._earlier.offered, "dropped": self._earlier.dropped}
-        self._files.tell(line_of("session", self._session | before))
+        self._files.tell(line_of("session", self._session))
         self._thread.start()
 
     @property
@@ -145,13 +142,9 @@ class Writer:
                 self._write_step(self._open_step, [])
             for task in self.at_end:
                 task()
-            counts = self.counts
             self._write_problems()
-            end = {
-                "session": self._session["session"],
-                "offered": self._earlier.offered + counts.recorded + counts.dropped,
-                "dropped": self._earlier.dropped + counts.dropped,
-            }
+            dropped = self.counts.dropped - self._num_told
+            end = {"session": self._session["session"], "dropped": dropped}
             self._files.write(line_of("end", end))
             self._keep_budget()
         except Exception as error:
@@ -200,10 +193,8 @@ class Writer:
 
     def _write_step(self, number: int, scalars: list[tuple[str, int, float]]) -> None:
         columns, size = merged(self._parts), self._part_size
-        with self._lock:
-            recorded, dropped = self._recorded + size, self._dropped
-        offered = self._earlier.offered + recorded + dropped
-        step = Step(number, number, 1, time(), offered, self._earlier.dropped + dropped, columns)
+        dropped = self.counts.dropped
+        step = Step(number, number, 1, time(), dropped - self._num_told, columns)
         found = [] if self._health is None else self._health.after_step(step)
         names = list(enumerate(self._names.rows[self._num_names :], self._num_names))
         lines = [line_of("series", [series, *key]) for series, key in names]
@@ -214,6 +205,7 @@ class Writer:
         self._files.write((_scalars_line(scalars) if scalars else b"") + step_line(step))
         with self._lock:
             self._recorded += size
+        self._num_told = dropped
         self._parts, self._part_size = [], 0
         self.last_step = number
         self._tell(StepRecord(number, step.time, scalars, found, columns, self._names.rows))

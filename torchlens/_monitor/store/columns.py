@@ -141,17 +141,13 @@ _NAMES = ROW.names or ()
 class Step:
     """The columns of a recorded step, or of several that were merged: `first` to `last`, `count` of
     them recorded.
-
-    `offered` and `dropped` count the observations of the rank up to and with this step, over all
-    sessions.
     """
 
     first: int
     last: int
     count: int
     time: float
-    offered: int
-    dropped: int
+    dropped: int  # tensors that were not recorded, since the step before
     columns: Columns
 
 
@@ -240,14 +236,12 @@ def as_one(steps: Sequence[Step]) -> Step:
     """One step in place of several of one rank: neighbours, or parts of the same step."""
     if len(steps) == 1:
         return steps[0]
-    last = steps[-1]
     return Step(
         first=min(step.first for step in steps),
         last=max(step.last for step in steps),
         count=sum({(step.first, step.last): step.count for step in steps}.values()),
-        time=last.time,
-        offered=last.offered,
-        dropped=last.dropped,
+        time=steps[-1].time,
+        dropped=sum(step.dropped for step in steps),
         columns=merged([step.columns for step in steps]),
     )
 

@@ -4,21 +4,20 @@
 
 The file of what happened in a process (`rank0.jsonl`) has these:
 
-    session   {"session", "first_step", "rank", "time", "pid", "host", "options", "offered",
-              "dropped"}: a process begins to record. The last two are the counts of the sessions
-              before.
+    session   {"session", "first_step", "rank", "time", "pid", "host", "options"}: a process begins
+              to record
     series    [number, module, kind, name, shape, dtype]: what a number means in the steps
     finding   a health finding (see _health/finding.py)
     problem   a sentence about what could not be recorded
 
 The files of steps have these:
 
-    step      {"first", "last", "count", "time", "offered", "dropped", "rows", "codes", "counts",
-              "width"}: a recorded step, or several that were merged (see `Step`). The arrays are
-              in base64; "width" is how many bytes each of the counts has.
+    step      {"first", "last", "count", "time", "dropped", "rows", "codes", "counts", "width"}: a
+              recorded step, or several that were merged (see `Step`). The arrays are in base64;
+              "width" is how many bytes each of the counts has.
     scalars   [[name, first step, last step, mean, smallest, largest, number of values], ...],
               as the user logged them
-    end       {"session", "offered", "dropped"}: the session ended properly
+    end       {"session", "dropped"}: the session ended properly
 
 A line without its end is being written, or its process was killed. Other lines that do not have
 their checksum, or make no sense, are left out and reported.
@@ -70,8 +69,7 @@ class End(NamedTuple):
     """A session that ended properly."""
 
     session: str
-    offered: int
-    dropped: int
+    dropped: int  # tensors, since the last step
 
 
 def line_of(key: str, value: Any) -> bytes:
@@ -180,13 +178,8 @@ def parse_event(key: str, value: Any) -> Any:
     key), a finding, or a problem (text).
     """
     if key == "session":
-        numbers = {name: _checked(value[name]) for name in ("first_step", "offered", "dropped")}
-        return {
-            **value,
-            **numbers,
-            "session": str(value["session"]),
-            "time": float(value["time"]),
-        }
+        _checked(value["first_step"])
+        return {**value, "session": str(value["session"]), "time": float(value["time"])}
     if key == "series":
         number, module, kind, name, shape, dtype = value
         shape = tuple(map(_checked, shape))
@@ -219,7 +212,7 @@ def step_line(step: Step) -> bytes:
         "step",
         {
             "first": step.first, "last": step.last, "count": step.count, "time": step.time,
-            "offered": step.offered, "dropped": step.dropped,
+            "dropped": step.dropped,
             "rows": _text(rows_of(columns)),
             "codes": _text(columns.codes.astype("<u2")),
             "counts": _text(counts.astype(f"<u{width}")),
@@ -241,15 +234,15 @@ def parse_record(key: str, value: Any) -> Step | list[ScalarRow] | End:
             for name, first, step, mean, low, high, num_values in value
         ]  # fmt: skip
     if key == "end":
-        return End(str(value["session"]), _checked(value["offered"]), _checked(value["dropped"]))
+        return End(str(value["session"]), _checked(value["dropped"]))
     raise ValueError(f"it has an unknown key: {key!r}")
 
 
 def _parse_step(value: dict[str, Any]) -> Step:
-    first, last, count, offered, dropped = (
-        _checked(value[name]) for name in ("first", "last", "count", "offered", "dropped")
+    first, last, count, dropped = (
+        _checked(value[name]) for name in ("first", "last", "count", "dropped")
     )
-    if not first <= last or not 0 < count <= last - first + 1 or dropped > offered:
+    if not first <= last or not 0 < count <= last - first + 1:
         raise ValueError("its numbers contradict each other")
     if value["width"] not in (1, 2, 4, 8):
         raise ValueError("its counts have no known width")
@@ -258,7 +251,7 @@ def _parse_step(value: dict[str, Any]) -> Step:
     counts = _array(value["counts"], np.dtype(f"<u{value['width']}")).astype("<u8")
     _check_rows(rows, codes, counts)
     columns = columns_of(rows, codes, counts)
-    return Step(first, last, count, float(value["time"]), offered, dropped, columns)
+    return Step(first, last, count, float(value["time"]), dropped, columns)
 
 
 def _check_rows(rows: np.ndarray, codes: np.ndarray, counts: np.ndarray) -> None:

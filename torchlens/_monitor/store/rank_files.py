@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchlens._health.finding import RunFinding
 from torchlens._monitor.store.columns import SeriesKey, Step, in_blocks
 from torchlens._monitor.store.folder import (
     StepsFile,
@@ -24,6 +23,7 @@ from torchlens._monitor.store.lines import (
     End,
     LineFile,
     ScalarRow,
+    Value,
     append,
     line_of,
     parse_event,
@@ -75,42 +75,32 @@ class RankContents:
         has_grown = [each.read_on() for each in (*self._files.values(), self._log)]
         return is_other or any(has_grown)
 
+    def events(self, kind: type[Value]) -> list[Value]:
+        """What happened of one kind (see `parse_event`): sessions are dicts, names of series
+        tuples, problems texts.
+        """
+        return [each for each in self._log.values if isinstance(each, kind)]
+
+    def records(self, kind: type[Value]) -> list[Value]:
+        """The steps, the lists of scalars, or the ends of sessions, in order."""
+        values = [each for file in self._files.values() for each in file.values]
+        return [each for each in values if isinstance(each, kind)]
+
     @property
     def steps(self) -> list[Step]:
         """The recorded steps, in order."""
-        return [each for each in self._records() if isinstance(each, Step)]
-
-    @property
-    def scalars(self) -> list[ScalarRow]:
-        """The logged numbers, in order."""
-        return [row for each in self._records() if isinstance(each, list) for row in each]
+        return self.records(Step)
 
     @property
     def series(self) -> dict[int, SeriesKey]:
         """The keys of the series, by number."""
-        return dict(each for each in self._log.values if isinstance(each, tuple))
-
-    @property
-    def sessions(self) -> list[dict[str, Any]]:
-        """Each process that recorded, in order."""
-        return [each for each in self._log.values if isinstance(each, dict)]
-
-    @property
-    def findings(self) -> list[RunFinding]:
-        """The health findings."""
-        return [each for each in self._log.values if isinstance(each, RunFinding)]
-
-    @property
-    def problems(self) -> list[str]:
-        """What could not be recorded."""
-        return [each for each in self._log.values if isinstance(each, str)]
+        return dict(self.events(tuple))
 
     @property
     def is_finished(self) -> bool:
         """Whether the last session ended properly."""
-        last = next((each for each in reversed(self._records()) if isinstance(each, End)), None)
-        sessions = self.sessions
-        return last is not None and bool(sessions) and last.session == sessions[-1]["session"]
+        sessions, ends = self.events(dict), self.records(End)
+        return bool(sessions and ends) and ends[-1].session == sessions[-1]["session"]
 
     @property
     def damage(self) -> list[str]:
@@ -126,31 +116,22 @@ class RankContents:
 
     @property
     def counts(self) -> Counts:
-        """How many tensors were sampled in all sessions, as far as the files go."""
-        records = [each for each in self._records() if not isinstance(each, list)]
-        sessions = self.sessions
-        offered = [each.offered for each in records] + [each["offered"] for each in sessions]
-        dropped = [each.dropped for each in records] + [each["dropped"] for each in sessions]
-        total, lost = max(offered, default=0), max(dropped, default=0)
-        return Counts(total, total - lost, lost)
+        """How many tensors were sampled, as far as the files go."""
+        recorded = sum(int(step.columns.calls.sum()) for step in self.steps)
+        dropped = sum(number for _, number in self.drops())
+        return Counts(recorded + dropped, recorded, dropped)
 
     def drops(self) -> list[tuple[int, int]]:
         """(step, number of tensors) for the tensors that were dropped before a recorded step, or
         before the end.
         """
-        found: list[tuple[int, int]] = []
-        step = known = 0
-        for each in self._records():
-            if isinstance(each, list):
-                continue
-            step = each.last if isinstance(each, Step) else step
-            if each.dropped > known:
-                found.append((step, each.dropped - known))
-                known = each.dropped
+        step, found = 0, []
+        for each in self.records(object):
+            if isinstance(each, Step):
+                step = each.last
+            if isinstance(each, Step | End) and each.dropped:
+                found.append((step, each.dropped))
         return found
-
-    def _records(self) -> list[_Record]:
-        return [record for file in self._files.values() for record in file.values]
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -225,9 +206,9 @@ class RankFiles:
         """Merges the oldest steps until the files are within the budget. False if they are not, and
         nothing is left to merge.
         """
-        # Space for the step that is written before anything is merged, and for a merged file beside
-        # those that it replaces.
-        room = self.file_bytes + 2 * self._largest
+        # Space for the step and the events that are written before anything is merged, and for a
+        # merged file beside those that it replaces.
+        room = self.file_bytes + 3 * self._largest
         while self.total_bytes > self.budget - room:
             if not self._merge_once():
                 return self.total_bytes <= self.budget
