@@ -105,9 +105,9 @@ def test_lightning_records_steps_of_the_optimizer(tmp_path: Path) -> None:
     assert (reader["head"].updates["weight"].rms > 0).all()
     assert reader.scalars["train/loss"].steps.tolist() == list(range(6))
     assert set(reader.scalars) >= {"loss", "val_loss"}
-    calls = reader.graph["calls"]
-    assert [call["module"] for call in calls[:4]] == ["body", "body.0", "body.1", "head"]
-    assert [call["parent"] for call in calls[:4]] == [-1, 0, 0, -1]
+    calls = reader.graph["log"]["graph"]["module_calls"]
+    assert [address for address, *_ in calls] == ["", "body", "body.0", "body.1", "head"]
+    assert [parent for _, _, parent, _ in calls] == [-1, 0, 1, 1, 0]
     plain, _ = fit(tmp_path, [], accumulate_grad_batches=2)
     for mine, theirs in zip(own.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)

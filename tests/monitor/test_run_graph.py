@@ -47,8 +47,10 @@ MODELS = {
 }
 
 
-def graph_of_run(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, Any]:
-    with tl.monitor(model, folder) as run:
+def graph_of_run(
+    model: nn.Module, x: torch.Tensor, folder: Path, **options: Any
+) -> dict[str, Any]:
+    with tl.monitor(model, folder, **options) as run:
         model(x).sum().backward()
         run.step()
     assert not run.problems
@@ -74,6 +76,37 @@ def test_the_page_of_a_run_shows_the_operations_that_a_log_of_the_model_has(
     for column in expected["entries"].keys() - {"micros", "place"}:
         assert page["entries"][column] == expected["entries"][column], column
     assert page["seconds"] > 0
+
+
+def module_links(page: dict[str, Any]) -> list[tuple[str, str]]:
+    words, titles = page["strings"], page["parts"]["title"]
+    ends = zip(page["links"]["from"], page["links"]["to"], strict=True)
+    return [(words[titles[source]], words[titles[target]]) for source, target in ends]
+
+
+def test_a_graph_of_modules_is_a_chain_of_the_modules_that_call_no_other(tmp_path: Path) -> None:
+    make, shape = MODELS["convolutions"]
+    model, x = make(), torch.randn(*shape)
+    graph = graph_of_run(model, x, tmp_path, graph="modules")
+    page = graph_page(graph)["page"]
+    inner = [f"{block}.{part}" for block in range(4) for part in range(2)]
+    titles = [page["strings"][title] for title in page["parts"]["title"]]
+    order = [title for title in titles if "." in title or title in ("input", "output")]
+    assert [title for title in order if title in inner] == inner
+    links = [ends for ends in module_links(page) if set(ends) <= set(inner)]
+    assert sorted(links) == sorted(zip(inner, inner[1:], strict=False))
+    assert page["params"] == sum(parameter.numel() for parameter in model.parameters())
+    assert graph["note"] == "The graph was asked for module by module."
+
+
+def test_what_is_computed_between_modules_counts_as_made_by_the_last_of_them(
+    tmp_path: Path,
+) -> None:
+    make, shape = MODELS["in place"]
+    page = graph_page(graph_of_run(make(), torch.randn(*shape), tmp_path, graph="modules"))["page"]
+    assert ("norm", "fc") in module_links(page)
+    titles = [page["strings"][title] for title in page["parts"]["title"]]
+    assert page["parts"]["passes"][titles.index("fc")] == 3
 
 
 def test_a_graph_holds_no_path_of_the_machine(tmp_path: Path) -> None:

@@ -325,7 +325,7 @@ def test_a_graph_of_modules_alone(opened, tmp_path: Path) -> None:
         "2",
     ]
     links = "torchlens.graphs.get(torchlens.active).data.links"
-    assert tab.run(f"{links}.from.length") == 4
+    assert tab.run(f"{links}.from.length") == 6  # with those of the input and the output
 
 
 def test_in_a_notebook_the_page_is_shown_in_a_frame(browser, runs) -> None:
