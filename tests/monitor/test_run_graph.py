@@ -1,5 +1,6 @@
 """The graph of a run: the log of the model's first call, stored without its tensors."""
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -47,9 +48,7 @@ MODELS = {
 }
 
 
-def graph_of_run(
-    model: nn.Module, x: torch.Tensor, folder: Path, **options: Any
-) -> dict[str, Any]:
+def graph_of_run(model: nn.Module, x: torch.Tensor, folder: Path, **options: Any) -> dict[str, Any]:
     with tl.monitor(model, folder, **options) as run:
         model(x).sum().backward()
         run.step()
@@ -94,7 +93,7 @@ def test_a_graph_of_modules_is_a_chain_of_the_modules_that_call_no_other(tmp_pat
     order = [title for title in titles if "." in title or title in ("input", "output")]
     assert [title for title in order if title in inner] == inner
     links = [ends for ends in module_links(page) if set(ends) <= set(inner)]
-    assert sorted(links) == sorted(zip(inner, inner[1:], strict=False))
+    assert sorted(links) == sorted(itertools.pairwise(inner))
     assert page["params"] == sum(parameter.numel() for parameter in model.parameters())
     assert graph["note"] == "The graph was asked for module by module."
 
