@@ -18,7 +18,7 @@ import torch
 
 import torchlens as tl
 from benchmarks.zoo.specimen import Absent, Specimen
-from tests.history.facts import facts_of
+from tests.portable.facts import facts_of
 from torchlens._recording.functions import StandIn
 
 _SOURCES = ("torchvision", "timm", "transformers", "geometric")

@@ -62,7 +62,17 @@ PUBLIC_NAMES = [
 
 # From the bottom up: a file imports from its own package and from the packages before it.
 ORDER = [
-    *("errors", "_compat", "_recording", "_text", "_capture", "_jax", "_graph", "_history"),
+    *(
+        "errors",
+        "_compat",
+        "_recording",
+        "_text",
+        "_capture",
+        "_jax",
+        "_graph",
+        "_portable",
+        "_history",
+    ),
     *("_replay", "_health", "_attention", "_features"),
     *("api", "sinks", "callbacks", "edits", "features", "__init__", "_cli"),
     "__main__",
@@ -82,8 +92,7 @@ FEATURES = [
     "_trace",
 ]
 USES = {
-    *(("_monitor", "_page"), ("_monitor", "_trace"), ("_diff", "_page")),
-    *(("_structure", "_page"), ("_structure", "_trace")),
+    *(("_monitor", "_page"), ("_diff", "_page"), ("_structure", "_page")),
 }
 # Files whose functions import from packages above their own when they are called.
 CALLS_UP = {

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 import torchlens as tl
 from tests.jax.models import X
-from torchlens._trace.documents import graph_document
+from torchlens._portable.documents import graph_document
 
 
 def views(x: Any) -> Any:

@@ -12,7 +12,6 @@ from torch.overrides import get_overridable_functions
 
 import torchlens as tl
 from torchlens._recording.functions import StandIn, argument_names, found_again, reference_to
-from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, KNOWN_OPERATIONS, OUTPUT
 from torchlens._recording.user_code import code_of_line, source_line, source_text
 
 T: Any = torch.Tensor.T
@@ -83,28 +82,6 @@ def test_what_is_not_known_in_another_process_may_be_known_in_a_third(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
     back = pickle.loads(path.read_bytes())
     assert back == reference._replace(module="test_functions_elsewhere")
-
-
-@pytest.mark.parametrize("operation", [INPUT, BUFFER, OUTPUT, IDENTITY])
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_the_operations_of_boundaries_stay_themselves(operation, protocol):
-    assert pickle.loads(pickle.dumps(operation, protocol)) is operation
-
-
-def test_an_operation_comes_back_the_same():
-    for func in (
-        torch.relu,
-        torch.Tensor.add_,
-        torch.batch_norm,
-        torch.Tensor.__setitem__,
-        T.__get__,
-    ):
-        before = KNOWN_OPERATIONS[func]
-        after = pickle.loads(pickle.dumps(before))
-        names = [
-            name for name in before.__slots__ if name != "__weakref__"
-        ]  # made by a weak reference to it
-        assert [getattr(before, name) for name in names] == [getattr(after, name) for name in names]
 
 
 def test_a_line_stands_for_code():

@@ -12,11 +12,11 @@ from torch import nn
 from torch.overrides import get_overridable_functions
 
 import torchlens as tl
-from tests.history.facts import differences, facts_of
-from tests.history.test_pickling import HISTORIES, saved_grad
 from tests.networks import Model
+from tests.portable.facts import differences, facts_of
+from tests.portable.test_pickling import HISTORIES, saved_grad
+from torchlens._portable.python_values import function_of, reference_parts
 from torchlens._recording.functions import StandIn, argument_names
-from torchlens._trace.python_values import function_of, reference_parts
 
 
 def odd_types(self, x):

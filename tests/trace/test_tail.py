@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from tests.history.facts import differences
 from tests.networks import MLP, Model, Recurrent
+from tests.portable.facts import differences
 from tests.trace.test_save_load import facts_without_functions
 from torchlens._trace import call_writer, shards
 from torchlens._trace import tail as tailing

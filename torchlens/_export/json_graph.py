@@ -11,7 +11,7 @@ from torchlens._history.entry_graph import boundary_addresses, located_parents
 from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
-from torchlens._history.portable import FUNCTIONS, text_of
+from torchlens._portable.live_objects import FUNCTIONS, text_of
 from torchlens._recording.functions import reference_to
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT

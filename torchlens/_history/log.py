@@ -39,11 +39,11 @@ if TYPE_CHECKING:
         most_passes_of_a_loop,
         sets_behind,
     )
-    from torchlens._history.pickling import (
+    from torchlens._portable.pickling import (
         Format,
+        PackedLog,
         copied_deeply,
         packed,
-        portable_options,
         unpacked,
     )
 else:
@@ -63,12 +63,11 @@ else:
             "sets_behind",
         )
     )
-    Format, copied_deeply, packed, portable_options, unpacked = lazy_functions(
-        "torchlens._history.pickling",
+    Format, copied_deeply, packed, unpacked = lazy_functions(
+        "torchlens._portable.pickling",
         "Format",
         "copied_deeply",
         "packed",
-        "portable_options",
         "unpacked",
     )
 
@@ -112,8 +111,8 @@ class Log:
     def __reduce__(self) -> tuple[Any, ...]:
         graph = self.graph  # built first, because it depends on what packing leaves out
         self.settle_origin()
-        kept = (portable_options(self.options), graph, self.marks_distances, self.keeps_unsaved)
-        return _unpickled_log, (Format(), packed(self.recording), *kept)
+        kept = (graph, self.marks_distances, self.keeps_unsaved)
+        return _unpickled_log, (Format(), packed(self.recording, self.options), *kept)
 
     def __copy__(self) -> "Log":
         """Another log of the same tensors: the lists that hold them are its own."""
@@ -126,7 +125,7 @@ class Log:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Log":
         self.settle_origin()
-        return self._with(copied_deeply(self.recording, memo), self.graph)
+        return self._with(copied_deeply(self.recording, self.options, memo), self.graph)
 
     def _with(self, recording: Recording, graph: "Graph | None") -> "Log":
         return Log(
@@ -458,15 +457,11 @@ class _Sizes(dict[tuple[Any, torch.dtype], int | None]):
 
 
 def _unpickled_log(
-    _: None,
-    parts: dict[str, Any],
-    options: CaptureOptions,
-    graph: "Graph",
-    marks_distances: bool,
-    keeps_unsaved: bool,
+    _: None, parts: "PackedLog", graph: "Graph", marks_distances: bool, keeps_unsaved: bool
 ) -> Log:
+    recording, options = unpacked(parts)
     return Log(
-        unpacked(parts),
+        recording,
         options,
         graph=graph,
         marks_distances=marks_distances,

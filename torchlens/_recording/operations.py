@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from torchlens._recording.functions import Reference, found_again, reference_to
-
 
 class Kind(Enum):
     """What the recorder does with a call."""
@@ -41,9 +39,6 @@ class Operation:
     the position of an argument that must be true for that (batch norm writes its statistics in
     training only); `has_output` is False where the result of the call is what was written rather
     than what was returned (`x[0] = 1` returns nothing).
-
-    Its function goes into a pickle by name; the operations of boundaries, which are told by
-    identity, stay themselves.
     """
 
     func: Callable[..., Any]
@@ -62,12 +57,6 @@ class Operation:
     def name_of(self, position: int) -> str:
         """The keyword of an argument that is written; "" where it has none."""
         return self.argument_names[position] if position < len(self.argument_names) else ""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if BOUNDARIES.get(self.name) is self:
-            return _boundary, (self.name,)
-        rest = (self.kind.value, self.written, self.argument_names, self.writes_if, self.has_output)
-        return _restored_operation, (reference_to(self.func), self.name, self.layer_type, *rest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Operation":
         return self
@@ -95,16 +84,6 @@ BUFFER = named_operation("buffer", _unchanged)
 OUTPUT = named_operation("output", _unchanged)
 IDENTITY = named_operation("identity", _unchanged)
 BOUNDARIES = {operation.name: operation for operation in (INPUT, BUFFER, OUTPUT, IDENTITY)}
-
-
-def _boundary(name: str) -> Operation:
-    return BOUNDARIES[name]
-
-
-def _restored_operation(
-    reference: Reference, name: str, layer: str, kind: str, *rest: Any
-) -> Operation:
-    return Operation(found_again(reference), name, layer, Kind(kind), *rest)
 
 
 # Operators whose own name torch does not report: `1 + x` arrives as `Tensor.add`. The recorder

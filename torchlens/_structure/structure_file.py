@@ -13,12 +13,12 @@ from torchlens._graph.build import assemble_graph
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.structure_hash import structure_hash, structure_lines
+from torchlens._portable.document_reading import decisions_of, recording_of
+from torchlens._portable.documents import graph_document
+from torchlens._portable.python_values import PythonReader, PythonWriter
+from torchlens._portable.stored_tensors import damage_reported
 from torchlens._recording.recording import Recording
 from torchlens._text.plain_text import printable
-from torchlens._trace.document_reading import decisions_of, recording_of
-from torchlens._trace.documents import graph_document
-from torchlens._trace.files import damage_reported
-from torchlens._trace.python_values import PythonReader, PythonWriter
 from torchlens.errors import TraceError
 
 _FORMAT, _VERSION = "torchlens-structure", 1

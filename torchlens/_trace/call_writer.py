@@ -17,16 +17,20 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from torchlens._graph.build import build_graph
-from torchlens._history.pickling import changed_entries
+from torchlens._portable.documents import (
+    call_document,
+    changed_entries,
+    graph_document,
+    value_forms,
+)
+from torchlens._portable.python_values import PythonWriter
+from torchlens._portable.tensor_notes import Note, TensorWriter, as_stored
 from torchlens._recording.recording import Recording
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.unseen import unseen
-from torchlens._trace.documents import call_document, graph_document, value_forms
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call
-from torchlens._trace.python_values import PythonWriter
 from torchlens._trace.save import short_note, trace_metadata
 from torchlens._trace.shards import TraceShards, bytes_tensor, json_bytes, json_tensor
-from torchlens._trace.tensors import Note, TensorWriter, as_stored
 
 # A call with no more than this is written at once: waking another thread would take longer.
 _SMALL_BYTES, _SMALL_ROWS = 2 * 2**20, 1000

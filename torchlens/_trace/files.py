@@ -8,13 +8,13 @@ memory is allocated; the checks here are that an index names only files beside i
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from torchlens._portable.stored_tensors import TensorSource
 from torchlens._text.error_wording import got
 from torchlens._text.plain_text import printable, shown
 from torchlens.errors import TraceError, ValueChangedError
@@ -24,11 +24,6 @@ PARTIAL_SUFFIX = ".partial"
 _MOST_SHARDS = 100_000
 _MOST_INDEX_BYTES = 100_000_000
 _BACKEND = "pread"  # tensors in memory of their own, which does not change with the file
-# What reading inconsistent data raises, beside the errors of our own checks.
-_INCONSISTENT = (
-    KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError,
-    RuntimeError,
-)  # fmt: skip
 
 
 def safetensors_package() -> Any:
@@ -42,21 +37,6 @@ def safetensors_package() -> Any:
             name="safetensors",
         ) from None
     return safetensors
-
-
-@contextmanager
-def damage_reported(path: Path) -> Iterator[None]:
-    """Raises whatever reading inconsistent data raises as a TraceError that names the file."""
-    where = printable(str(path))
-    try:
-        yield
-    except TraceError as error:
-        if str(error).startswith(where):
-            raise
-        raise TraceError(f"{where} is damaged: {error}") from None
-    except _INCONSISTENT as error:
-        reason = shown(f"{type(error).__name__}: {error}")
-        raise TraceError(f"{where} is damaged ({reason}).") from None
 
 
 class TraceFile:
@@ -110,7 +90,7 @@ class TraceFile:
             )
 
 
-class TraceFiles:
+class TraceFiles(TensorSource):
     """All tensors of a trace by name, in one file or several."""
 
     def __init__(self, path: Path, files: Sequence[TraceFile], is_closed: bool = True) -> None:

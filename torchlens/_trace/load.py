@@ -12,29 +12,28 @@ from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._graph.build import Graph, assemble_graph
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
-from torchlens._recording.recording import Recording
-from torchlens._recording.stored import StoredParams, opened
-from torchlens._recording.user_code import warn_caller
-from torchlens._text.error_wording import check_count
-from torchlens._text.plain_text import printable, shown
-from torchlens._trace.document_reading import (
+from torchlens._portable.document_reading import (
     decisions_of,
     fill_recording,
     options_of,
     recording_of,
 )
-from torchlens._trace.files import TraceFiles, damage_reported, open_trace
+from torchlens._portable.documents import FORMAT, param_key
+from torchlens._portable.python_values import PythonReader
+from torchlens._portable.stored_tensors import TensorSource, damage_reported, stored_tensor
+from torchlens._recording.recording import Recording
+from torchlens._recording.stored import StoredParams, opened
+from torchlens._recording.user_code import warn_caller
+from torchlens._text.error_wording import check_count
+from torchlens._text.plain_text import printable, shown
+from torchlens._trace.files import TraceFiles, open_trace
 from torchlens._trace.names import (
     OWN_PREFIX,
     call_of,
     full_name,
     names_of_rows,
-    param_key,
     without_own,
 )
-from torchlens._trace.python_values import PythonReader
-from torchlens._trace.save import FORMAT
-from torchlens._trace.stored_tensors import stored_tensor
 from torchlens.errors import TraceError
 
 _CALL = f"{OWN_PREFIX}call/"
@@ -99,7 +98,7 @@ def load_trace(path: str | os.PathLike[str], call: int | None) -> ModelHistory:
     return load_call(files, call)
 
 
-class CallFiles:
+class CallFiles(TensorSource):
     """The tensors of one call by the keys that its documents have for them."""
 
     def __init__(self, files: TraceFiles, call: int) -> None:

@@ -5,12 +5,12 @@ operation of the model itself, outside any module. Inputs, outputs and buffers a
 `1/input.x`, `1/output.logits`, `1/buffer.bn.mean`.
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torchlens._history.log import Log
+from torchlens._portable.documents import plain_name
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording
 from torchlens._recording.trees import path_text
@@ -19,8 +19,6 @@ from torchlens._text.error_wording import did_you_mean, got
 OWN_PREFIX = "torchlens/"  # of our own documents, which describe the tensors
 _LONGEST = 1000
 _SHOWN = 12  # names in a message
-# Separators of the parts of a name, and characters that a terminal cannot show.
-_ODD = re.compile("[/:\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Names:
@@ -51,10 +49,6 @@ def full_name(call: int, key: str) -> str:
     return key[1:] if key.startswith("/") else f"{call}/{key}"
 
 
-def param_key(address: str) -> str:
-    return f"/params/{_plain(address)}"
-
-
 def call_of(name: str) -> int | None:
     """The number of the call that a name belongs to; None if there is none."""
     number = name.partition("/")[0]
@@ -78,11 +72,13 @@ def names_in_call(recording: Recording) -> list[str]:
         kind = row.operation.layer_type
         address = addresses.get(number)
         if address is not None and row.operation in (INPUT, OUTPUT, BUFFER):
-            found.append(_plain(address))
+            found.append(plain_name(address))
             continue
         place = (row.module_call, kind)
         count = counts[place] = counts.get(place, 0) + 1
-        found.append(f"{modules[row.module_call]}{_plain(kind)}{f':{count}' if count > 1 else ''}")
+        found.append(
+            f"{modules[row.module_call]}{plain_name(kind)}{f':{count}' if count > 1 else ''}"
+        )
     return _apart(found)
 
 
@@ -100,11 +96,7 @@ def boundary_addresses(recording: Recording) -> dict[int, str]:
 def _module_part(address: str, pass_num: int) -> str:
     if not address:
         return ""
-    return f"{_plain(address)}{f':{pass_num}' if pass_num > 1 else ''}/"
-
-
-def _plain(text: str) -> str:
-    return _ODD.sub("_", text)
+    return f"{plain_name(address)}{f':{pass_num}' if pass_num > 1 else ''}/"
 
 
 def _apart(names: Sequence[str]) -> list[str]:

@@ -7,15 +7,19 @@ from typing import Any
 import torch
 
 from torchlens._history.log import Log
+from torchlens._portable.documents import (
+    FORMAT,
+    call_document,
+    graph_document,
+    options_form,
+    value_forms,
+)
+from torchlens._portable.python_values import PythonWriter
+from torchlens._portable.tensor_notes import TensorWriter
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._text.error_wording import check_count, checked_file, got
-from torchlens._trace.documents import call_document, graph_document, options_form, value_forms
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call
-from torchlens._trace.python_values import PythonWriter
 from torchlens._trace.shards import SAVE_SHARD_BYTES, TraceShards, json_tensor
-from torchlens._trace.tensors import TensorWriter
-
-FORMAT = "3"  # goes up when the documents change their meaning
 
 
 def trace_metadata() -> dict[str, str]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchlens._portable.tensor_notes import as_stored, word_of
 from torchlens._recording.unseen import unseen
 from torchlens._trace.files import INDEX_SUFFIX, partial_folder, safetensors_package
-from torchlens._trace.tensors import as_stored, word_of
 
 SAVE_SHARD_BYTES = 5_000_000_000  # of a history that is in memory anyway; as Hugging Face has it
 TAIL_SHARD_BYTES = 256 * 2**20  # of a recording, which holds this much in memory

@@ -25,6 +25,8 @@ from torchlens._capture.model_parts import named_modules
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
 from torchlens._graph.build import build_graph
+from torchlens._portable.documents import graph_document
+from torchlens._portable.python_values import PythonWriter
 from torchlens._recording.garbage_collector import pause_collector, resume_collector
 from torchlens._recording.operations import IDENTITY, INPUT, OUTPUT, Operation, named_operation
 from torchlens._recording.recording import ModuleCall, Recording, Row, make_row
@@ -32,8 +34,6 @@ from torchlens._recording.trees import named_tensors, plain_tensors
 from torchlens._recording.unseen import call_unseen
 from torchlens._recording.user_code import short_path
 from torchlens._text.problems import Problems
-from torchlens._trace.documents import graph_document
-from torchlens._trace.python_values import PythonWriter
 
 _MOST_CALLS = 20_000
 _MOST_TENSORS = 8

@@ -6,8 +6,8 @@ from torchlens._graph.build import assemble_graph
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.page_data import page_data
-from torchlens._trace.document_reading import decisions_of, recording_of
-from torchlens._trace.python_values import PythonReader
+from torchlens._portable.document_reading import decisions_of, recording_of
+from torchlens._portable.python_values import PythonReader
 from torchlens.errors import TraceError
 
 # What reading a file that is damaged, or that another program wrote, may raise.

@@ -1,26 +1,27 @@
 """Converts Python values to JSON and back: the arguments of calls, paths, anything beside tensors.
 
 Numbers, text and None are written as they are, tuples as lists, and anything else as an object
-whose first key names its kind. Reading a file runs no code: a function, or an object of an unknown
-class, is read as a `StandIn`, which prints as it did.
+whose first key names its kind. Functions and objects of unknown classes have no form of their own.
+A pickle keeps them beside the documents, and refers to them by number. A file has only their text:
+reading it runs no code, and gives a `StandIn`, which prints as the object did.
 """
 
 import base64
 import math
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchlens._history.portable import FUNCTIONS, text_of
+from torchlens._portable.live_objects import FUNCTIONS, LiveObjects, text_of
+from torchlens._portable.tensor_notes import Note, dtype_named, word_of
 from torchlens._recording.functions import Reference, StandIn, reference_to
 from torchlens._recording.stored import opened
 from torchlens._recording.symbolic import SymbolicInt, inert
 from torchlens._text.plain_text import shown
-from torchlens._trace.tensors import Note, dtype_named, word_of
 from torchlens.errors import TraceError
 
 _DEEPEST = 100
@@ -32,10 +33,16 @@ _NOT_STORED = (
 
 
 class PythonWriter:
-    """Makes JSON of values. `add` takes a tensor and the name it may have, and gives its note."""
+    """Makes JSON of values. `add` takes a tensor and the name it may have, and gives its note.
 
-    def __init__(self, add: Callable[[Tensor, str], Note]) -> None:
+    `objects` takes live objects; without it, they become text.
+    """
+
+    def __init__(
+        self, add: Callable[[Tensor, str], Note], objects: LiveObjects | None = None
+    ) -> None:
         self._add = add
+        self.objects = objects
         self._functions: dict[int, tuple[Any, Any]] = {}
 
     def write(self, value: Any, name: str = "", depth: int = 0) -> Any:
@@ -47,15 +54,19 @@ class PythonWriter:
             return _SIMPLE[kind](value)
         if depth > _DEEPEST:
             return {"object": "...", "why": f"it is nested more than {_DEEPEST} deep."}
-        if isinstance(value, tuple):
-            return self._tuple(value, name, depth)
+        if kind is tuple:
+            return self._items(value, name, depth)
         if kind in (list, set, frozenset):
             return {kind.__name__: self._items(value, name, depth)}
         if kind is dict:
             return {"dict": [self._pair(key, item, name, depth + 1) for key, item in value.items()]}
         if kind is slice:
             return {"slice": self._items((value.start, value.stop, value.step), name, depth)}
-        return self._object(value, name)
+        if isinstance(value, Tensor):
+            return {"tensor": self._add(value, name)}
+        if self.objects is not None:
+            return {"kept": self.objects.keep(value)}
+        return self._text_of_object(value, name, depth)
 
     def _pair(self, key: Any, value: Any, name: str, depth: int) -> tuple[Any, Any]:
         return self.write(key, "", depth), self.write(value, f"{name}.{key}", depth)
@@ -66,13 +77,13 @@ class PythonWriter:
     def _tuple(self, value: tuple[Any, ...], name: str, depth: int) -> Any:
         items = self._items(value, name, depth)
         fields: Any = getattr(value, "_fields", None) or getattr(value, "__match_args__", ())
-        if type(value) is tuple or len(fields) != len(items):
+        if len(fields) != len(items):
             return items
         return {"named": type(value).__name__, "fields": list(fields), "items": items}
 
-    def _object(self, value: Any, name: str) -> Any:
-        if isinstance(value, Tensor):
-            return {"tensor": self._add(value, name)}
+    def _text_of_object(self, value: Any, name: str, depth: int) -> Any:
+        if isinstance(value, tuple):
+            return self._tuple(value, name, depth)
         if isinstance(value, np.ndarray):
             return self._array(value, name)
         if isinstance(value, np.generic) and not value.dtype.hasobject:
@@ -92,6 +103,8 @@ class PythonWriter:
 
     def function(self, func: Any) -> Any:
         """The JSON of a function: its name, and those of its arguments."""
+        if self.objects is not None:
+            return {"kept": self.objects.keep(func)}
         known = self._functions.get(id(func))
         if known is None:
             if isinstance(func, StandIn) and func._reference is None:
@@ -195,10 +208,14 @@ def _operator_at(module: str | None, path: str) -> Any:
 
 
 class PythonReader:
-    """Makes values of JSON. `tensor` takes a note and gives the tensor, or a `StoredValue`."""
+    """Makes values of JSON. `tensor` takes a note and gives the tensor, or a `StoredValue`.
 
-    def __init__(self, tensor: Callable[[Note], Any]) -> None:
+    `objects` are the live objects of a pickle.
+    """
+
+    def __init__(self, tensor: Callable[[Note], Any], objects: Sequence[Any] = ()) -> None:
         self._tensor = tensor
+        self.objects = objects
 
     def read(self, form: Any) -> Any:
         """The value that the JSON describes."""
@@ -228,6 +245,10 @@ class PythonReader:
 
     def tensor(self, form: Any) -> Any:
         return opened(self._tensor(form))
+
+    def function(self, parts: Any) -> Any:
+        """A function of an operation."""
+        return self.objects[parts] if type(parts) is int else function_of(parts)
 
 
 def _named(reader: PythonReader, form: Any) -> Any:
@@ -274,6 +295,7 @@ def _symbolic(reader: PythonReader, form: Any) -> SymbolicInt:
 
 _READINGS: dict[str, Callable[[PythonReader, Any], Any]] = {
     "tensor": lambda reader, form: reader.tensor(form["tensor"]),
+    "kept": lambda reader, form: reader.objects[form["kept"]],
     "dtype": lambda reader, form: dtype_named(form["dtype"]),
     "list": lambda reader, form: reader.items(form["list"]),
     "dict": lambda reader, form: reader.pairs(form["dict"]),

@@ -2,32 +2,64 @@
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from torchlens._portable.tensor_notes import (
+    COMPRESSED,
+    QUANTIZED,
+    Note,
+    dtype_named,
+    is_dense,
+    word_of,
+)
 from torchlens._recording.functions import StandIn
 from torchlens._recording.regions import Region
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.unseen import unseen
-from torchlens._text.plain_text import shown
-from torchlens._trace.files import damage_reported
-from torchlens._trace.tensors import COMPRESSED, QUANTIZED, Note, dtype_named, is_dense, word_of
+from torchlens._text.plain_text import printable, shown
 from torchlens.errors import TraceError
 
 _MOST_BYTES = 1 << 62  # of an expanded tensor: torch counts in 64 bits
 
 
-class TensorSource(Protocol):
-    """The tensors of a file by key."""
+# What reading inconsistent data raises, beside the errors of our own checks.
+_INCONSISTENT = (
+    KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError,
+    RuntimeError,
+)  # fmt: skip
+
+
+@contextmanager
+def damage_reported(path: Path) -> Iterator[None]:
+    """Raises whatever reading inconsistent data raises as a TraceError that names the file."""
+    where = printable(str(path))
+    try:
+        yield
+    except TraceError as error:
+        if str(error).startswith(where):
+            raise
+        raise TraceError(f"{where} is damaged: {error}") from None
+    except _INCONSISTENT as error:
+        reason = shown(f"{type(error).__name__}: {error}")
+        raise TraceError(f"{where} is damaged ({reason}).") from None
+
+
+class TensorSource:
+    """The tensors of a file by key; the live objects of a pickle by number."""
 
     path: Path
+    objects: Sequence[Any] = ()
 
-    def read(self, key: str) -> Tensor: ...
+    def read(self, key: str) -> Tensor:
+        """A tensor, which the caller may change."""
+        raise NotImplementedError
 
 
 def stored_tensor(files: TensorSource, note: Note | str) -> Any:
@@ -38,6 +70,8 @@ def stored_tensor(files: TensorSource, note: Note | str) -> Any:
         return StoredTensor(files, {"key": note})
     if "meta" in note:
         return _with_flags(_meta_tensor(note), note)
+    if "kept" in note:
+        return files.objects[note["kept"]]
     if "text" in note:
         return StandIn(str(note["text"]), str(note["why"]))
     return StoredTensor(files, note)
@@ -62,8 +96,20 @@ class StoredTensor(StoredValue):
                 return tensor
         with unseen(), damage_reported(self._files.path):
             tensor = _with_flags(_tensor_of(self._files, self._note), self._note)
+            if "class" in self._note:
+                tensor = _of_class(tensor, self._note, self._files.objects)
         self._last = (weakref.ref(tensor), tensor._version)
         return tensor
+
+
+def _of_class(tensor: Tensor, note: Note, objects: Sequence[Any]) -> Tensor:
+    """A tensor of a subclass; a plain one where the class is not known."""
+    kind, attributes = objects[note["class"]], objects[note["attributes"]]
+    if isinstance(kind, StandIn):
+        return tensor
+    made: Tensor = tensor.detach().as_subclass(kind).requires_grad_(tensor.requires_grad)
+    made.__dict__.update(attributes if isinstance(attributes, dict) else {})
+    return made
 
 
 def _with_flags(tensor: Tensor, note: Note) -> Tensor:

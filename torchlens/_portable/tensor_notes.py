@@ -1,14 +1,10 @@
-"""Prepares tensors for a file: the plain tensors to write, and a note for each tensor of the
-history, from which `stored_tensors.py` makes it again.
+"""Takes the tensors of a log apart: plain tensors to write, and a note for each tensor, from which
+`stored_tensors.py` makes it again.
 
 The file has the numbers of a tensor in the order of its shape, so any reader of safetensors gets
 them right. A view of another saved tensor is not written again: its note says where in that tensor
 it lies. Sparse, nested and quantized tensors are written as the tensors that they consist of, and
 data types that safetensors lacks as bytes.
-
-A pickle (`_history/portable.py`) describes tensors in another way, because it keeps other things:
-it copies pieces of memory with their gaps, in their own dtype, and refers to live classes. A file
-has one readable array under each name. The two would share no more than the list of flags.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +15,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
-from torchlens._history.portable import text_of
+from torchlens._portable.live_objects import LiveObjects, text_of
 from torchlens._recording.regions import Region, region_of
 from torchlens._recording.symbolic import SymbolicInt, inert_sizes
 from torchlens._recording.wrappers import inner_of, why_valueless
@@ -37,6 +33,8 @@ from torchlens.errors import TraceError
 #   kind, parts    of a tensor that consists of others, with facts of its kind
 #   meta, shape, strides    a tensor without values, and its dtype
 #   text, why    a tensor that no file can hold
+#   kept         in a pickle: the number of the tensor, which is one of its live objects
+#   class, attributes    in a pickle: those of a subclass, by number
 Note = dict[str, Any]
 
 _NAMES = (
@@ -89,13 +87,14 @@ def as_stored(tensor: Tensor) -> Tensor:
 
 
 class TensorWriter:
-    """The tensors of one history. `add` gives the note of one; `settle` completes the notes.
+    """The tensors of one log. `add` gives the note of one; `settle` completes the notes.
 
-    `claim` makes a name unique in the file.
+    `claim` makes a name unique in the file. `objects` takes live objects.
     """
 
-    def __init__(self, claim: Callable[[str], str]) -> None:
+    def __init__(self, claim: Callable[[str], str], objects: LiveObjects | None = None) -> None:
         self._claim = claim
+        self._objects = objects
         self._known: dict[int, tuple[Any, Note]] = {}
         self._groups: dict[int, list[_Added]] = {}  # by storage
         self._written: dict[str, Tensor] = {}
@@ -135,6 +134,8 @@ class TensorWriter:
 
     def _fill(self, tensor: Tensor, name: str, note: Note) -> None:
         note.update(_flags_of(tensor))
+        if self._objects is not None and _is_kept(tensor, note, self._objects):
+            return
         while (inner := inner_of(tensor)) is not None:
             tensor = inner
         if why_valueless(tensor) is not None:
@@ -164,6 +165,19 @@ class TensorWriter:
         if tensor.dtype not in _STORED:
             note["dtype"] = word_of(tensor.dtype)
         self._written[name] = tensor
+
+
+def _is_kept(tensor: Tensor, note: Note, objects: LiveObjects) -> bool:
+    """Keeps a tensor that has no other form as it is, and of a subclass its class."""
+    is_whole = inner_of(tensor) is None
+    if is_whole and (why_valueless(tensor) is not None or _parts_of(tensor) is not None):
+        return False
+    if not is_whole or _why_not_written(tensor) is not None:
+        note["kept"] = objects.keep(tensor.detach())
+        return True
+    if type(tensor) not in (Tensor, Parameter):
+        note["class"], note["attributes"] = map(objects.keep, (type(tensor), vars(tensor)))
+    return False
 
 
 def _flags_of(tensor: Tensor) -> Note:

@@ -17,7 +17,10 @@ from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._graph.build import Decisions
-from torchlens._history.pickling import CHANGED
+from torchlens._portable.documents import TIMES
+from torchlens._portable.python_values import PythonReader
+from torchlens._portable.stored_tensors import TensorSource, damage_reported, stored_tensor
+from torchlens._portable.tensor_notes import dtype_named
 from torchlens._recording.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
 from torchlens._recording.origin import Origin
 from torchlens._recording.recording import (
@@ -33,13 +36,10 @@ from torchlens._recording.stored import StoredMapping, StoredParams, StoredValue
 from torchlens._recording.trees import Path as TensorPath
 from torchlens._recording.user_code import code_of_line
 from torchlens._text.plain_text import printable, shown
-from torchlens._trace.documents import TIMES
-from torchlens._trace.files import damage_reported
-from torchlens._trace.python_values import PythonReader, function_of
-from torchlens._trace.stored_tensors import TensorSource, stored_tensor
-from torchlens._trace.tensors import dtype_named
 from torchlens.errors import TraceError
 
+# No live log has a version this high, so a value that was changed since it was saved stays one.
+CHANGED = 1 << 62
 _FAR = 1 << 40  # more than any count in a log
 _FRAMEWORKS = ("torch", "jax")
 _BOUNDARY_WORDS = {INPUT: "inputs", OUTPUT: "outputs", BUFFER: "buffers"}
@@ -47,7 +47,7 @@ _BOUNDARY_WORDS = {INPUT: "inputs", OUTPUT: "outputs", BUFFER: "buffers"}
 
 def recording_of(graph: dict[str, Any], seconds: Any, reader: PythonReader) -> Recording:
     """The recording, without values. `seconds` has the times of its rows."""
-    operations = [_operation_of(form) for form in graph["operations"]]
+    operations = [_operation_of(form, reader) for form in graph["operations"]]
     codes = list(map(_code_of, graph["places"]))
     calls = _module_calls(graph["module_calls"], codes)
     operation_numbers = _numbers(graph["rows"]["operation"], len(operations))
@@ -98,6 +98,7 @@ def recording_of(graph: dict[str, Any], seconds: Any, reader: PythonReader) -> R
         leaves=set(rows_of(graph["leaves"])),
         received=set(rows_of(graph["received"])),
         sent=set(rows_of(graph["sent"])),
+        edited=set(rows_of(graph["edited"])),
     )
 
 
@@ -211,7 +212,7 @@ def _times(seconds: Any, count: int) -> list[float]:
     return list(map(float, seconds))
 
 
-def _operation_of(form: Any) -> Operation:
+def _operation_of(form: Any, reader: PythonReader) -> Operation:
     if isinstance(form, str):
         if form not in BOUNDARIES:
             raise TraceError(f"There is no operation {shown(form)} without a function.")
@@ -222,7 +223,7 @@ def _operation_of(form: Any) -> Operation:
     ):
         raise TraceError(f"An operation must have a name and a type, not {shown(form)}.")
     return Operation(
-        function_of(parts), name, layer_type, Kind(kind), tuple(_numbers(written, _FAR)),
+        reader.function(parts), name, layer_type, Kind(kind), tuple(_numbers(written, _FAR)),
         tuple(map(str, names)), writes_if, bool(has_output),
     )  # fmt: skip
 
@@ -251,7 +252,7 @@ def _shape_of(shape: Any) -> tuple[int, ...]:
 
 def references_of(form: Any, number: int) -> References:
     """The references of a row: earlier rows, or values from outside the log."""
-    if type(form) is list:
+    if type(form) is not dict:
         for one in form:
             if one is not None and (type(one) is not int or not -_FAR < one < number):
                 raise TraceError(

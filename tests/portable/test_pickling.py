@@ -24,7 +24,6 @@ from torch import nn
 
 import torchlens as tl
 from tests.failures import partial_history
-from tests.history.facts import differences, facts_of
 from tests.networks import (
     MLP,
     Conditional,
@@ -35,7 +34,8 @@ from tests.networks import (
     TinyGPT,
     writes_through_views,
 )
-from torchlens._history import pickling
+from tests.portable.facts import differences, facts_of
+from torchlens._portable import pickling
 from torchlens._recording.functions import StandIn
 
 
@@ -575,10 +575,10 @@ def test_a_pickle_of_another_version_is_refused_before_anything_is_made_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
-    monkeypatch.setattr(pickling, "_NUMBER", 99)
+    monkeypatch.setattr(pickling, "FORMAT", "99")
     data = pickle.dumps(history)
     monkeypatch.undo()
-    monkeypatch.setattr(pickling, "Recording", None)  # whatever became of the rest
+    monkeypatch.setattr(pickling, "unpacked", None)  # whatever became of the rest
     with pytest.raises(
         tl.TorchLensError, match=r"pickled by torchlens .*format 99\..* log the model again"
     ):
@@ -586,12 +586,14 @@ def test_a_pickle_of_another_version_is_refused_before_anything_is_made_of_it(
 
 
 def test_the_format_changes_with_the_fields_that_are_kept(monkeypatch: pytest.MonkeyPatch):
-    class Row(NamedTuple):
-        operation: Any
+    class Write(NamedTuple):
+        entry: int
         more: Any
 
-    before = pickling._layout()
+    before = pickling._format()
     monkeypatch.setattr(
-        pickling, "_KEPT", tuple(Row if kind.__name__ == "Row" else kind for kind in pickling._KEPT)
+        pickling,
+        "_KEPT",
+        tuple(Write if kind.__name__ == "Write" else kind for kind in pickling._KEPT),
     )
-    assert pickling._layout() != before
+    assert pickling._format() != before

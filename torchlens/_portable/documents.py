@@ -1,10 +1,11 @@
-"""Writes a history, without its tensors, as two JSON documents: the graph, which calls may share,
-and the data of one call. `document_reading.py` reads them.
+"""Writes a log, without its tensors, as two documents: the graph, which calls may share, and the
+data of one call. `document_reading.py` reads them. Files have them as JSON.
 
 The rows of a recording are written as columns. What many rows share (operations, arguments, lines
 of code, shapes) is in a list once, and the columns refer to it by number.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from types import CodeType
 from typing import Any
@@ -16,17 +17,18 @@ from torch import Tensor
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._graph.build import Decisions, Graph, decided
-from torchlens._history.pickling import changed_entries
+from torchlens._portable.python_values import PythonWriter, reference_parts
+from torchlens._portable.tensor_notes import TensorWriter, word_of
 from torchlens._recording.operations import BOUNDARIES, Operation
 from torchlens._recording.origin import LiveOrigin, Origin, versions_now
 from torchlens._recording.recording import Failure, Recording, References, Row
 from torchlens._recording.stored import opened, opened_params
 from torchlens._recording.user_code import line_of_code
-from torchlens._trace.names import param_key
-from torchlens._trace.python_values import PythonWriter, reference_parts
-from torchlens._trace.tensors import TensorWriter, word_of
 
+FORMAT = "3"  # goes up when the documents change their meaning
 TIMES = ("seconds_forward", "seconds_total", "seconds_setup", "started_at")
+# Separators of the parts of a name, and characters that a terminal cannot show.
+_ODD = re.compile("[/:\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _PLAIN = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
 
 
@@ -59,7 +61,7 @@ class _Tables:
         def place_form(code: CodeType, instruction: int) -> tuple[Any, ...]:
             return *line_of_code(code, instruction), instruction
 
-        self.operations = _Table(_operation_form)
+        self.operations = _Table(lambda operation: _operation_form(operation, writer))
         self.places = _Table(place_form)
         self.arguments = _Table(arguments_form)
         self.shapes = _Table(lambda shape: writer.write(tuple(shape)))
@@ -91,6 +93,11 @@ class _Tables:
 
 def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> dict[str, Any]:
     """Everything that is not a value, a time or an option."""
+    return recording_document(recording, writer) | {"graph": _decisions_form(decided(graph))}
+
+
+def recording_document(recording: Recording, writer: PythonWriter) -> dict[str, Any]:
+    """What `graph_document` has of a recording, without what was found out about its graph."""
     tables = _Tables(writer)
     document = {
         "model": recording.model_name,
@@ -118,12 +125,12 @@ def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> 
         "leaves": sorted(recording.leaves),
         "received": sorted(recording.received),
         "sent": sorted(recording.sent),
+        "edited": sorted(recording.edited),
         "joint_params": sorted(recording.joint_params),
         "other_params": list(recording.other_params.items()),
         "returns_data": recording.returns_data,
         "branches": recording.branches,
         "failure": _failure_form(recording.failure, tables),
-        "graph": _decisions_form(decided(graph)),
     }
     return document | tables.forms()
 
@@ -183,16 +190,24 @@ def _prints_in_full(value: Any) -> bool:
     )
 
 
-def _operation_form(operation: Operation) -> Any:
+def _operation_form(operation: Operation, writer: PythonWriter) -> Any:
     if BOUNDARIES.get(operation.name) is operation:
         return operation.name
+    return [
+        _function_parts(operation, writer), operation.name, operation.layer_type,
+        operation.kind.value, operation.written, operation.argument_names, operation.writes_if,
+        operation.has_output,
+    ]  # fmt: skip
+
+
+def _function_parts(operation: Operation, writer: PythonWriter) -> Any:
+    """What `PythonReader.function` makes the function of an operation of."""
+    if writer.objects is not None:
+        return writer.objects.keep(operation.func, is_function=True)
     parts = _PARTS.get(operation)
     if parts is None:
         parts = _PARTS[operation] = reference_parts(operation.func)
-    return [
-        parts, operation.name, operation.layer_type, operation.kind.value, operation.written,
-        operation.argument_names, operation.writes_if, operation.has_output,
-    ]  # fmt: skip
+    return parts
 
 
 # How the function of an operation is found by name, which takes a while to find out.
@@ -235,6 +250,24 @@ def _renumbered(storages: Iterable[int]) -> list[int]:
         numbers.setdefault(storage, len(numbers) if storage >= 0 else -1 - len(numbers))
         for storage in storages
     ]
+
+
+def changed_entries(recording: Recording) -> set[int]:
+    """Entries whose value was changed in place since it was saved."""
+    pairs = enumerate(zip(recording.values, recording.versions, strict=True))
+    return {
+        number for number, (value, version) in pairs if version >= 0 and value._version != version
+    }
+
+
+def plain_name(text: str) -> str:
+    """A part of a name in a file."""
+    return _ODD.sub("_", text)
+
+
+def param_key(address: str) -> str:
+    """The name of a parameter, which belongs to no call."""
+    return f"/params/{plain_name(address)}"
 
 
 # -- one call --------------------------------------------------------------------------------------
