@@ -18,8 +18,8 @@ from torchlens._capture.made_inputs import (
     Dtypes,
     InputKeywords,
     InputSize,
+    MadeInputsNote,
     given_inputs,
-    made_inputs_noted,
 )
 from torchlens._capture.options import LogOptions, check_inputs, check_model, forward_names
 from torchlens._compat.monitor_names import known_options
@@ -147,7 +147,7 @@ def log_forward_pass(
             "functions compute gradients: log jax.grad(f) or jax.value_and_grad(f), and the "
             "gradients are entries of the log."
         )
-    with made_inputs_noted(input_size, dtypes):
+    with MadeInputsNote(input_size, dtypes):
         history = log_model(model, input_args, args, kwargs, options)
     if drawing is not None:
         _draw(history, drawing)
@@ -225,7 +225,7 @@ def show_model_graph(
     given = classic_drawing_options("show_model_graph()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
     drawing = _drawing_options("show_model_graph()", model, vis_opt, given)
-    with made_inputs_noted(input_size, dtypes):
+    with MadeInputsNote(input_size, dtypes):
         history = log_forward_pass(
             model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed
         )

@@ -98,3 +98,30 @@ def test_a_very_long_list_of_layers_is_printed_by_its_ends() -> None:
     assert whole[: len(lines) - 501] == lines[:-501]
     assert whole[-500:] == lines[-500:]
     assert len(whole) == len(lines) + 11_001
+
+
+def test_modules_that_call_each_other_are_listed_once() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor, others: list[nn.Module]) -> torch.Tensor:
+            x = self.fc(x)
+            for other in others:
+                x = other(x, [])
+            return x
+
+    class EachCallsEach(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Part() for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for part in self.parts:
+                x = part(x, [other for other in self.parts if other is not part])
+            return x
+
+    text = str(tl.log_forward_pass(EachCallsEach(), torch.rand(1, 2)))
+    hierarchy = text[text.index("Module Hierarchy") : text.index("Layers:")]
+    assert [hierarchy.count(f"parts.{number}:") for number in range(6)] == [1] * 6

@@ -1,7 +1,6 @@
 """Inputs that are made for the user: random tensors of given sizes, or text through a tokenizer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeAlias, TypedDict
 
@@ -65,18 +64,21 @@ def given_inputs(
     return list(made.values()), input_kwargs
 
 
-@contextmanager
-def made_inputs_noted(input_size: InputSize | None, dtypes: Dtypes | None) -> Iterator[None]:
-    """Adds to an exception of the model that its inputs were made."""
-    try:
-        yield
-    except Exception as error:
-        if input_size is not None and dtypes is None:
+class MadeInputsNote:
+    """Adds to an exception of the model, raised in its block, that its inputs were made."""
+
+    def __init__(self, input_size: InputSize | None, dtypes: Dtypes | None) -> None:
+        self._input_size = input_size if dtypes is None else None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if self._input_size is not None and isinstance(error, Exception):
             error.add_note(
                 "torchlens: the inputs were random numbers of floating point, made from "
-                f"input_size={input_size}. For others, give dtypes=[torch.long], say."
+                f"input_size={self._input_size}. For others, give dtypes=[torch.long], say."
             )
-        raise
 
 
 def _sizes(given: Any) -> dict[int | str, tuple[int, ...]]:

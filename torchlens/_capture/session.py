@@ -152,7 +152,7 @@ class Session:
                     self._outputs.append((path, self._recorder.add_output(tensor)))
                     outliving.append(tensor)
             self._recorder.failures.settle(None)
-            if self.options.keeps_output:
+            if self.options.keeps_output or not self._outputs:
                 self._output = result
             return result
         except BaseException as error:

@@ -47,20 +47,29 @@ def log_model(
     model: Any, input_args: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions
 ) -> ModelHistory:
     """Runs a model on checked arguments; `input_args` are the same as the caller gave them."""
-    history, _ = log_call(model, input_args, args, kwargs, options)
+    history, _ = log_call(model, input_args, args, kwargs, options, needs_output=False)
     return history
 
 
 def log_call(
-    model: Any, input_args: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions
+    model: Any,
+    input_args: Any,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    options: LogOptions,
+    needs_output: bool = True,
 ) -> tuple[ModelHistory, Any]:
-    """The same, with what the model returned."""
+    """The same, with what the model returned, if it is needed.
+
+    An output that is not needed is dropped during the run: while the recorder still holds the nodes
+    of a very deep graph, torch does not overflow its stack in freeing it.
+    """
     capture = CaptureOptions(
         transform=options.transform,
         keeps_args=options.save_function_args,
         keeps_gradients=options.save_gradients,
         random_seed=options.random_seed,
-        keeps_output=True,
+        keeps_output=needs_output or options.layers_to_save != "none",
     )
     # Not a context manager: an interrupt may come after it has been entered and before its block
     # begins.

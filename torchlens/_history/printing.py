@@ -61,7 +61,7 @@ def history_text(log: Log, name: str, *, is_whole: bool) -> str:
         *([] if failure is None else [f"\tFailed: {failure.message.splitlines()[0]}"]),
         *(f"\tWarning: {message}." for message in recording.warnings),
         "\tModule Hierarchy:",
-        *(f"\t\t{line}" for line in _hierarchy(tree.top_level, tree.children, 0)),
+        *(f"\t\t{line}" for line in _hierarchy(tree.top_level, tree.children, 0, set())),
         "\tLayers:" if num_saved == len(entries) else "\tLayers (* means saved):",
         *layers,
     ]
@@ -122,8 +122,13 @@ def _structure(log: Log) -> str:
     return f"{kind}, {branching} branching{conditions}"
 
 
-def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int) -> list[str]:
-    """Modules with modules inside as headings, the others in flowing lists."""
+def _hierarchy(
+    addresses: list[str], children: dict[str, list[str]], depth: int, shown: set[str]
+) -> list[str]:
+    """Modules with modules inside as headings, the others in flowing lists.
+
+    What is inside a module that several others call, or that calls itself, is shown once.
+    """
     indent = "    " * depth
     lines: list[str] = []
     leaves: list[str] = []
@@ -137,10 +142,11 @@ def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int)
 
     for address in addresses:
         inside = children.get(address)
-        if inside and depth < 50:
+        if inside and depth < 50 and address not in shown:
+            shown.add(address)
             flush()
             lines.append(f"{indent}{address}:")
-            lines.extend(_hierarchy(inside, children, depth + 1))
+            lines.extend(_hierarchy(inside, children, depth + 1, shown))
         else:
             leaves.append(address)
     flush()
