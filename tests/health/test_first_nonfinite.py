@@ -54,8 +54,8 @@ def test_the_operation_that_made_it_is_reported_with_its_arguments() -> None:
     assert lines[0] == "NaN in the forward pass: made by log_1_2 (log), in module 'inner'"
     assert lines[1].startswith("    called at ")
     assert lines[2:] == [
-        "    result: 3 float32, from 0 to 0; 1 NaN and 1 Inf of 3",
-        "    sub_1_1: 3 float32, from -2 to 1",
+        "    result: (3,) float32, from 0 to 0; 1 NaN and 1 Inf of 3",
+        "    sub_1_1: (3,) float32, from -2 to 1",
     ]
 
 

@@ -233,16 +233,6 @@ def test_flops_per_second_are_the_flops_over_the_time_beside_them():
     assert (row["FLOPs"], row["forward"], row["FLOP/s"]) == ("200 k", "500 µs", "400 M")
 
 
-def test_flops_that_differ_are_put_over_the_time_of_the_steps_that_have_them():
-    calls = [
-        call(2, "", flops=100, forward_seconds=1.0),
-        call(3, "", flops=500, forward_seconds=2.0),
-        call(4, "", forward_seconds=9.0),
-    ]
-    text = str(summary(made_up(root=module("", "Net", calls, [])), width=160))
-    assert listed(text, "Net")["FLOP/s"] == "200"
-
-
 @pytest.mark.parametrize("by", ["operation", "type"])
 def test_every_table_shows_the_times_that_were_asked_for(by: Any):
     measurements = made_up(level="operation", operations=operations())

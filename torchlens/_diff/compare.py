@@ -31,7 +31,7 @@ from torchlens._diff.known_pairs import (
 from torchlens._diff.matching import Matched, Pairing
 from torchlens._diff.reasons import reasons_for
 from torchlens._diff.result import Diff, Divergence, Outputs, Pair, Unmatched
-from torchlens._diff.weights import WeightMatch, listed, match_weights, weights_text
+from torchlens._diff.weights import WeightMatch, match_weights, weights_text
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.tolerance import (
     TOLERANCE,
@@ -41,6 +41,7 @@ from torchlens._recording.tolerance import (
     relative_error,
 )
 from torchlens._replay.replay import Replay
+from torchlens._text.numbers import first_few
 from torchlens.errors import CannotCompareError
 
 _NAMES = ("reference", "candidate")
@@ -313,7 +314,7 @@ def _not_returned(
         if entries:
             model, whose, other = models[side], _NAMES[side], _NAMES[1 - side]
             steps = [shown_by(model, entry) for entry in entries]
-            paths = listed([output_path(model, entry) for entry in entries])
+            paths = first_few([output_path(model, entry) for entry in entries])
             found.append(
                 Divergence(
                     **_where(whose, model, steps[0], steps),

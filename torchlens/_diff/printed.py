@@ -5,10 +5,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchlens._diff.weights import listed
 from torchlens._recording.tolerance import epsilon_of
 from torchlens._text.grid import Column, laid_out
-from torchlens._text.numbers import shape_text
+from torchlens._text.numbers import first_few, shape_text
 from torchlens._text.plain_text import printable
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def _output(diff: "Diff") -> str:
     """The error of the outputs, and the outputs that only one model returns."""
     outputs = diff.outputs
     only = [
-        f"{listed(paths)} only in the {whose}"
+        f"{first_few(paths)} only in the {whose}"
         for paths, whose in ((outputs.missing, "reference"), (outputs.extra, "candidate"))
         if paths
     ]

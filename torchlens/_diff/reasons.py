@@ -124,24 +124,6 @@ def _is_norm(evidence: Evidence) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def _positions(evidence: Evidence) -> Sentences:
-    """Whole numbers, such as positions, that differ by a constant."""
-    ours, theirs = (_whole(model, section) for model, section, _ in evidence.sides)
-    for a, b in product(ours, reversed(theirs)):
-        steps = (b - a).unique().tolist() if len(a) == len(b) else []
-        if len(steps) == 1 and steps[0]:
-            yield f"whole numbers (positions?) are off by {steps[0]}"
-            return
-
-
-def _whole(model: ComparedModel, section: Section) -> list[Tensor]:
-    """The whole numbers in a section and its inputs."""
-    read = (parent for entry in section.entries for parent in model.parents[entry])
-    values = [model.value(entry) for entry in sorted({*section.entries, *read})]
-    kinds = (torch.int64, torch.int32)
-    return [v.flatten() for v in values if v is not None and v.dtype in kinds and v.numel() > 1]
-
-
 def _casts(evidence: Evidence) -> Sentences:
     model, eps = evidence.theirs, max(each.epsilon for each in evidence.models)
     for entry in evidence.candidate.entries:
@@ -257,46 +239,6 @@ def _known_factor(factor: float, evidence: Evidence) -> str:
     return " (a sign)" if abs(factor + 1) < 1e-4 else ""
 
 
-def _vector(evidence: Evidence) -> Sentences:
-    """A vector that is missing or added everywhere along an axis."""
-    both = evidence.result()
-    difference = None if both is None else both[1] - both[0]
-    if difference is None or difference.numel() < 4 or not bool(difference.any()):
-        return
-    for axis, size in enumerate(difference.shape):
-        if 1 < size < difference.numel():
-            others = tuple(other for other in range(difference.dim()) if other != axis)
-            vector = difference.mean(others, keepdim=True)
-            if relative_error(difference, vector.expand_as(difference)) <= 1e-4:
-                name = _weight_like(vector.flatten(), evidence.ours)
-                yield f"the same vector is missing or added everywhere along axis {axis}{name}"
-                return
-
-
-def _weight_like(vector: Tensor, model: ComparedModel) -> str:
-    for weight in model.weights:
-        if weight.value is not None and weight.value.numel() == vector.numel():
-            own = numbers(weight.value).flatten()
-            for sign, word in ((1.0, "added twice, or to the wrong place"), (-1.0, "left out")):
-                if relative_error(own * sign, vector) <= 1e-3:
-                    return f": `{weight.name}` {word}"
-    return ""
-
-
-def _shift(evidence: Evidence) -> Sentences:
-    both = evidence.result()
-    if both is None or both[0].numel() < 4:
-        return
-    (a, b), limit = both, _EXPLAINED * evidence.pair.eps
-    for axis, size in enumerate(a.shape):
-        for shift in (1, -1) if size > 2 else ():
-            inner, moved = (each.narrow(axis, 1, size - 2) for each in (a, b.roll(shift, axis)))
-            if relative_error(inner, moved) <= limit:
-                yield f"shifted by one along axis {axis}: an index off by one?"
-        if size > 1 and relative_error(a, b.flip(axis)) <= limit:
-            yield f"reversed along axis {axis}"
-
-
 def _constants(evidence: Evidence) -> Sentences:
     """Numbers that differ: an eps, or arguments of one name."""
     ours, theirs = evidence.constants_apart()
@@ -347,9 +289,6 @@ _Guess = Callable[[Evidence], Sentences]
 # Tried in order until one yields a reason.
 _PROOFS: tuple[_Guess, ...] = (_random, _flag, _activation, _attention, experiments, _norm)
 # Without a proof, all of these are reported, ...
-_OBSERVATIONS: tuple[_Guess, ...] = (
-    *(_positions, _casts, _other_weights, _other_inputs),
-    *(_factor, _vector, _shift, _constants),
-)
+_OBSERVATIONS: tuple[_Guess, ...] = (_casts, _other_weights, _other_inputs, _factor, _constants)
 # ... and these only if there is nothing else.
 _LAST_GUESSES: tuple[_Guess, ...] = (_reordered, _operations)

@@ -174,28 +174,24 @@ class Diff:
         from torchlens._page.pairs import ShownPair
         from torchlens._page.together import explore_together
 
-        notes = {(culprit.reference, culprit.candidate): culprit for culprit in self.culprits}
-        shown = []
+        shown = {}
         for pair in self.pairs:
-            culprit = notes.pop((pair.reference, pair.candidate), None)
-            note, colour = "", "#7bbf8e" if pair.agrees else "#f0b35e"
-            if culprit is not None:
-                note, colour = (
-                    culprit.reason or "computes something different from the same inputs",
-                    "#d9534f",
-                )
-            shown.append(
-                ShownPair(
-                    pair.reference, pair.candidate, note=note, error=pair.error, colour=colour
-                )
-            )
-        for (reference, candidate), culprit in notes.items():
-            ends = reference or None, candidate or None
-            shown.append(
-                ShownPair(*ends, note=culprit.reason, error=culprit.error, colour="#d9534f")
+            ends = pair.reference, pair.candidate
+            colour = "#7bbf8e" if pair.agrees else "#f0b35e"
+            shown[ends] = ShownPair(*ends, note="", error=pair.error, colour=colour)
+        for culprit in self.culprits:
+            key = culprit.reference, culprit.candidate
+            error = shown[key].error if key in shown else culprit.error
+            note = culprit.reason or "computes something different from the same inputs"
+            shown[key] = ShownPair(
+                culprit.reference or None,
+                culprit.candidate or None,
+                note=note,
+                error=error,
+                colour="#d9534f",
             )
         names = (f"{self.reference_name} (reference)", f"{self.candidate_name} (candidate)")
-        return explore_together(*self._histories, path, pairs=shown, names=names)
+        return explore_together(*self._histories, path, pairs=[*shown.values()], names=names)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A table with one row per pair, in the order of the reference."""

@@ -13,6 +13,7 @@ from torchlens._diff.fingerprints import Fingerprint, Shelf, fingerprint
 from torchlens._diff.layouts import AxisOrder, layouts_between
 from torchlens._recording.tolerance import epsilon_of, numbers, relative_error
 from torchlens._replay.numbered_entries import Weight
+from torchlens._text.numbers import first_few
 
 Tensor = torch.Tensor
 # In units of rounding: copying a weight is exact, storing it in a shorter type is half a unit off.
@@ -335,7 +336,7 @@ def weights_text(match: WeightMatch, reference: Weights, candidate: Weights) -> 
     text = _found_words(match, reference, candidate)
     for missing, (whose, weights) in zip(match.missing, sides.items(), strict=True):
         if missing:
-            text += f"; only in the {whose}: {listed([weights[n].name for n in missing])}"
+            text += f"; only in the {whose}: {first_few([weights[n].name for n in missing])}"
     odd = [candidate[pair.candidate].name for pair in match.odd_ones(reference)]
     if odd:
         text += f"; {len(odd)} stand{'s' * (len(odd) == 1)} out: {', '.join(odd[:3])}"
@@ -359,11 +360,6 @@ def _whole_words(match: WeightMatch) -> list[str]:
     said = [f"{counts[how]} {words}" for how, words in _WORDS.items() if counts[how]]
     added = len({pair.reference for pair in match.pairs if pair.how == "sum"})
     return [*said, f"{added} in sums of two"] if added else said
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _part_words(match: WeightMatch, reference: Weights, candidate: Weights) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 
 from torchlens._recording.regions import shape_of
 from torchlens._recording.wrappers import local_value, why_valueless
+from torchlens._text.numbers import shape_text
 
 
 class ValueRange(NamedTuple):
@@ -34,8 +35,7 @@ class ValueRange(NamedTuple):
         return 1 - (self.num_nan + self.num_inf) / self.num_elements if self.num_elements else 1.0
 
     def __str__(self) -> str:
-        shape = "x".join(map(str, self.shape)) or "scalar"
-        kind = f"{shape} {str(self.dtype).removeprefix('torch.')}"
+        kind = f"{shape_text(self.shape)} {str(self.dtype).removeprefix('torch.')}"
         span = "no finite value" if self.low is None else f"from {self.low:.4g} to {self.high:.4g}"
         return (
             f"{self.name}: {kind}, {span}{_counts(self.num_nan, self.num_inf, self.num_elements)}"

@@ -22,6 +22,7 @@ import torch
 import torch.autograd.profiler as user_profiler
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
+from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import plain_tensors
 
 # Where the user's profilers start. Each is patched to pause ours first.
@@ -251,14 +252,7 @@ def saved_storages(node: Any) -> Iterator[tuple[int, int]]:
 
 def storages_of(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """The storage of a tensor, with its bytes; nothing for tensors without one."""
-    key = storage_key(tensor)
-    return [] if key is None else [(key, tensor.untyped_storage().nbytes())]
-
-
-def storage_key(tensor: Any) -> int | None:
-    """Identifies a storage while it lives; None for tensors without one."""
     try:
-        key: int = tensor.untyped_storage()._cdata
+        return [(storage_of(tensor), tensor.untyped_storage().nbytes())]
     except (RuntimeError, NotImplementedError, ValueError):  # sparse and lazy tensors and the like
-        return None
-    return key
+        return []

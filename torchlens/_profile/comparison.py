@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from torchlens._profile.quantities import (
     QUANTITIES,
@@ -157,26 +157,38 @@ def _alike(
     name the same kind differently.
     """
     ours, theirs = before.by_kind(), after.by_kind()
-    pairs = [
-        (old, new)
-        for old, new in product(ours, theirs)
-        if old == new or _kinds(ours[old]) & _kinds(theirs[new])
-    ]
+    pairs = _matching_kinds(ours, theirs)
     if step_kind is not None:
-        known = dict.fromkeys(name for pair in pairs for name in pair if name)
-        if not known:
-            raise ValueError(
-                "step_kind must be a kind of step that both profiles have, got "
-                f"{got(step_kind)}. They have none in common: {_names(ours)} before, "
-                f"{_names(theirs)} after."
-            )
-        check_choice("step_kind", step_kind, known)
+        _check_step_kind(step_kind, ours, theirs, pairs)
         pairs = [pair for pair in pairs if step_kind in pair]
     if not pairs:
         return before, after, ""
     old, new = max(pairs, key=lambda pair: len(ours[pair[0]].steps) + len(theirs[pair[1]].steps))
     names = [name for name, kinds in ((old, ours), (new, theirs)) if len(kinds) > 1]
     return ours[old], theirs[new], f" of {' and '.join(dict.fromkeys(names))}" if names else ""
+
+
+_Kinds: TypeAlias = dict[str, Measurements]
+_Pairs: TypeAlias = list[tuple[str, str]]
+
+
+def _matching_kinds(ours: _Kinds, theirs: _Kinds) -> _Pairs:
+    """The names of kinds of steps that both profiles have."""
+    return [
+        (old, new)
+        for old, new in product(ours, theirs)
+        if old == new or _kinds(ours[old]) & _kinds(theirs[new])
+    ]
+
+
+def _check_step_kind(step_kind: str, ours: _Kinds, theirs: _Kinds, pairs: _Pairs) -> None:
+    known = dict.fromkeys(name for pair in pairs for name in pair if name)
+    if not known:
+        raise ValueError(
+            f"step_kind must be a kind of step that both profiles have, got {got(step_kind)}. They "
+            f"have none in common: {_names(ours)} before, {_names(theirs)} after."
+        )
+    check_choice("step_kind", step_kind, known)
 
 
 def _names(kinds: Iterable[str]) -> str:
@@ -189,14 +201,17 @@ def _kinds(measurements: Measurements) -> set[Kind]:
 
 def _difference(before: Measurements, after: Measurements) -> str | None:
     """A sentence about how the compared steps differ in kind; None if they do not."""
-    ours, theirs = ([kind_words(kind) for kind in _kinds(each)] for each in (before, after))
     for part in range(3):
-        old, new = ({words[part] for words in kinds} for kinds in (ours, theirs))
+        old, new = (_kind_texts(each, part) for each in (before, after))
         # Of inputs of many lengths, no two runs have the same.
         if old and new and not old & new and max(len(old), len(new)) <= MOST_KINDS:
             texts = [" and ".join(sorted(words)) for words in (old, new)]
             return f"The steps are not alike: {texts[0]} before, {texts[1]} after."
     return None
+
+
+def _kind_texts(measurements: Measurements, part: int) -> set[str]:
+    return {kind_words(kind)[part] for kind in _kinds(measurements)}
 
 
 def _text(quantity: Quantity, value: float | None, plus: str = "") -> str:

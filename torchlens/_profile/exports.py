@@ -6,7 +6,7 @@ bytes, latency in seconds; null means not measured. docs/profile.md describes th
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torchlens._profile.quantities import QUANTITIES, Quantity, module_value
@@ -149,23 +149,12 @@ def profile_data(measurements: Measurements) -> dict[str, Any]:
 
 
 def _node(record: ModuleRecord, in_all_steps: dict[str, ModuleRecord]) -> dict[str, Any]:
-    """Depth-first without recursion: models may be nested deeper than Python allows.
-
-    Flags of NaN and Inf are of all steps.
-    """
-    root: dict[str, Any] = {"info": _info(record, in_all_steps[record.address]), "children": {}}
-    pending = [(record, root)]
-    while pending:
-        above, node = pending.pop()
-        prefix = f"{above.address}." if above.address else ""
-        for child in above.children:
-            info = _info(child, in_all_steps[child.address])
-            inner = node["children"][child.address.removeprefix(prefix)] = {
-                "info": info,
-                "children": {},
-            }
-            pending.append((child, inner))
-    return root
+    """A module with those inside. Flags of NaN and Inf are of all steps."""
+    prefix = f"{record.address}." if record.address else ""
+    children = {
+        child.address.removeprefix(prefix): _node(child, in_all_steps) for child in record.children
+    }
+    return {"info": _info(record, in_all_steps[record.address]), "children": children}
 
 
 def _info(record: ModuleRecord, in_all_steps: ModuleRecord) -> dict[str, Any]:
@@ -237,101 +226,97 @@ def _any_known(flags: Iterable[bool | None]) -> bool | None:
 # -- a timeline
 
 _PROCESS = 1
-# The tracks, from the top. Backward passes of modules have one for each depth, as they need not lie
-# inside each other.
-_STEPS, _MODULES, _OPERATIONS, _OUTSIDE, _BACKWARD = range(5)
-_CATEGORIES = {_STEPS: "step", _MODULES: "forward", _OPERATIONS: "operation", _OUTSIDE: "outside"}
-_NAMES = {
-    _STEPS: "steps",
-    _MODULES: "modules, forward",
-    _OPERATIONS: "operations",
-    _OUTSIDE: "outside the model",
+# The tracks from the top: the category of their events, and their names.
+_TRACKS = {
+    "step": "steps",
+    "forward": "modules, forward",
+    "operation": "operations",
+    "outside": "outside the model",
+    "backward": "modules, backward",
 }
 # Times are multiples of this, which a float of microseconds holds exactly, so that a viewer that
 # cuts off fractions still nests events correctly.
 _TICK_NS = 125
+_Event: TypeAlias = dict[str, Any]
 
 
 def to_chrome_trace(measurements: Measurements, path: str | os.PathLike[str] | None) -> str | None:
     """The trace as JSON text, or, with a path, in that file."""
-    data = {"traceEvents": trace_events(measurements), "displayTimeUnit": "ms"}
+    events = sorted(_events(measurements), key=lambda event: (event["ts"], -event["dur"]))
+    process = _metadata("process_name", 0, "name", f"Profile of {measurements.model_name}")
+    data = {"traceEvents": [process, *_with_tracks(events), *events], "displayTimeUnit": "ms"}
     return write_json(data, path, None)
 
 
-def trace_events(measurements: Measurements) -> list[dict[str, Any]]:
+def _events(measurements: Measurements) -> Iterator[_Event]:
     """Complete events (`ph: X`), times in microseconds from the beginning of the profile."""
-    events: list[dict[str, Any]] = []
     for step in measurements.steps:
-        arguments = {"phase": step.phase, "gradients": step.has_grad, "warm-up": step.is_warmup}
-        events.append(_event(_STEPS, f"step {step.number}", step.start_ns, step.end_ns, arguments))
-        events += [
-            _event(_OUTSIDE, kind, start, end, {"step": step.number})
-            for kind, start, end in step.outside_spans
-        ]
+        about = {"phase": step.phase, "gradients": step.has_grad, "warm-up": step.is_warmup}
+        yield _event("step", f"step {step.number}", step.start_ns, step.end_ns, about)
+        for kind, start, end in step.outside_spans:
+            yield _event("outside", kind, start, end, {"step": step.number})
     for call in measurements.calls:
-        name = call.address or measurements.model_name
+        name, about = (
+            call.address or measurements.model_name,
+            {
+                "type": call.module_type,
+                "step": call.step,
+            },
+        )
         if call.end_ns > call.start_ns:
-            events.append(_event(_MODULES, name, call.start_ns, call.end_ns, _arguments(call)))
+            yield _event("forward", name, call.start_ns, call.end_ns, about | _results(call))
         for start, end in call.backward_spans:
-            events.append(
-                _event(
-                    _BACKWARD + call.depth,
-                    name,
-                    start,
-                    end,
-                    {"type": call.module_type, "step": call.step},
-                )
-            )
+            yield _event("backward", name, start, end, about)
     for operation in measurements.operations:
-        arguments = {
+        about = {
             "type": operation.layer_type,
             "shape": list(operation.shape),
             "module": operation.address,
         }
-        label = operation.label or operation.layer_type
-        events.append(_event(_OPERATIONS, label, operation.start_ns, operation.end_ns, arguments))
-    events.sort(key=lambda event: (event["ts"], -event["dur"]))
-    return [
-        _metadata("process_name", 0, "name", f"Profile of {measurements.model_name}"),
-        *_part_overlapping(events),
-        *events,
-    ]
+        name = operation.label or operation.layer_type
+        yield _event("operation", name, operation.start_ns, operation.end_ns, about)
 
 
-def _part_overlapping(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Renumbers the tracks so that events on one track never overlap in part; returns the events
-    that name the tracks.
+def _results(call: CallRecord) -> dict[str, Any]:
+    known = {"FLOPs": call.flops, "peak bytes": call.peak_bytes, "raised": call.raised}
+    shapes = [list(shape) for shape in call.output_shapes]
+    return {"output": shapes, **{name: value for name, value in known.items() if value is not None}}
 
-    Viewers drop other events. In a backward pass, a module may begin while another runs and end
-    after it: the gradient of a weight that a second module borrows belongs to the module that owns
-    the weight.
+
+def _event(category: str, name: str, start_ns: int, end_ns: int, about: dict[str, Any]) -> _Event:
+    start, end = start_ns // _TICK_NS, max(start_ns, end_ns) // _TICK_NS
+    times = {"ts": start * _TICK_NS / 1000, "dur": (end - start) * _TICK_NS / 1000}
+    return {"name": name, "cat": category, "ph": "X", "pid": _PROCESS, "args": about, **times}
+
+
+def _with_tracks(events: list[_Event]) -> list[_Event]:
+    """Gives each event a track, and returns the events that name the tracks.
+
+    Viewers drop events that overlap others of their track in part: these go to a further track of
+    their category. In a backward pass, a module may begin while another runs and end after it: the
+    gradient of a weight that a second module borrows belongs to the module that owns the weight.
     """
-    ends: dict[
-        tuple[int, int], list[float]
-    ] = {}  # track and lane → when the events that are open end
-    lanes = []
+    ends: dict[tuple[int, int], list[float]] = {}  # track → when the events that are open end
+    places, order = [], [*_TRACKS]
     for event in events:
-        lane = 0
-        while not _has_room(
-            ends.setdefault((event["tid"], lane), []), event["ts"], event["ts"] + event["dur"]
-        ):
+        track, lane = order.index(event["cat"]), 0
+        while not _has_room(ends.setdefault((track, lane), []), event):
             lane += 1
-        lanes.append((event["tid"], lane))
-    numbers = {lane: number for number, lane in enumerate(sorted(ends), 1)}
-    for event, place in zip(events, lanes, strict=True):
+        places.append((track, lane))
+    numbers = {place: number for number, place in enumerate(sorted(ends), 1)}
+    for event, place in zip(events, places, strict=True):
         event["tid"] = numbers[place]
     named = []
     for (track, lane), number in numbers.items():
-        name = _NAMES.get(track, f"modules, backward, depth {track - _BACKWARD}")
-        named.append(
-            _metadata("thread_name", number, "name", f"{name} ({lane + 1})" if lane else name)
-        )
+        name = _TRACKS[order[track]] + (f" ({lane + 1})" if lane else "")
+        named.append(_metadata("thread_name", number, "name", name))
         named.append(_metadata("thread_sort_index", number, "sort_index", number))
     return named
 
 
-def _has_room(ends: list[float], start: float, end: float) -> bool:
+def _has_room(ends: list[float], event: _Event) -> bool:
     """Whether an event lies inside those that are open; opens it, if so."""
+    start, end = event["ts"], event["ts"] + event["dur"]
     while ends and ends[-1] <= start:
         ends.pop()
     if ends and end > ends[-1]:
@@ -340,32 +325,5 @@ def _has_room(ends: list[float], start: float, end: float) -> bool:
     return True
 
 
-def _arguments(call: CallRecord) -> dict[str, Any]:
-    known = {"FLOPs": call.flops, "peak bytes": call.peak_bytes, "raised": call.raised}
-    return {
-        "type": call.module_type,
-        "step": call.step,
-        "output": [list(shape) for shape in call.output_shapes],
-        **{name: value for name, value in known.items() if value is not None},
-    }
-
-
-def _event(
-    track: int, name: str, start_ns: int, end_ns: int, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    start, end = start_ns // _TICK_NS, max(start_ns, end_ns) // _TICK_NS
-    times = {"ts": start * _TICK_NS / 1000, "dur": (end - start) * _TICK_NS / 1000}
-    category = _CATEGORIES.get(track, "backward")
-    return {
-        "name": name,
-        "cat": category,
-        "ph": "X",
-        "pid": _PROCESS,
-        "tid": track,
-        **times,
-        "args": arguments,
-    }
-
-
-def _metadata(kind: str, track: int, key: str, value: str | int) -> dict[str, Any]:
+def _metadata(kind: str, track: int, key: str, value: str | int) -> _Event:
     return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": track, "args": {key: value}}

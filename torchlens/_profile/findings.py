@@ -11,7 +11,7 @@ from torchlens._health.gradients import WeightNorms, gradient_findings
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
 from torchlens._profile.records import Measurements, ParameterRecord
-from torchlens._text.numbers import count_text
+from torchlens._text.numbers import count_text, first_few
 
 _MOST_NAMES = 4
 _UNUSED_ADVICE = (
@@ -229,9 +229,8 @@ def _parameter_finding(
 
 
 def _parameters(records: list[ParameterRecord]) -> str:
-    names = ", ".join(record.address for record in records[:_MOST_NAMES])
-    more = f" and {len(records) - _MOST_NAMES} more" if len(records) > _MOST_NAMES else ""
-    return f"{names}{more} ({count_text(sum(record.num_elements for record in records))} numbers)"
+    names = first_few([record.address for record in records], _MOST_NAMES)
+    return f"{names} ({count_text(sum(record.num_elements for record in records))} numbers)"
 
 
 def _grouped(

@@ -18,6 +18,7 @@ from torchlens._capture.gradients.backward_hooks import next_sequence, node_of, 
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
+from torchlens._graph.build import hashable
 from torchlens._profile.checks import Checks
 from torchlens._profile.ledger import Ledger, LoggedRun, MeasuredOperation, MeasuredStep
 from torchlens._recording.garbage_collector import pause_collector, resume_collector
@@ -258,7 +259,7 @@ def _what_was_done(recording: Recording) -> Hashable:
             row.module_call,
             row.shape,
             row.gradfunc,
-            *map(_frozen, (row.references, row.args, row.kwargs)),
+            *map(hashable, (row.references, row.args, row.kwargs)),
         )
         for row in recording.rows
     ]
@@ -267,19 +268,6 @@ def _what_was_done(recording: Recording) -> Hashable:
     ]
     wants_gradients = frozenset(recording.leaves), frozenset(recording.trained or ())
     return tuple(rows), tuple(recording.param_addresses), tuple(shapes), wants_gradients
-
-
-def _frozen(value: Any) -> Hashable:
-    """A key that is equal for equal arguments."""
-    if isinstance(value, list | tuple):
-        return type(value), tuple([_frozen(item) for item in value])
-    if isinstance(value, dict):
-        return tuple([(key, _frozen(item)) for key, item in value.items()])
-    if isinstance(value, slice | float | complex):  # NaN is not equal to itself
-        return str(value)
-    if value is None or isinstance(value, str | int | torch.dtype | torch.device):
-        return value
-    return type(value).__qualname__
 
 
 def _is_own_failure(session: LoggedSession | None, error: BaseException) -> bool:

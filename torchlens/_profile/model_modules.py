@@ -10,7 +10,7 @@ from torchlens._capture.current import CURRENT
 from torchlens._capture.distributed.sharding import parameter_pairs
 from torchlens._capture.model_parts import named_modules
 from torchlens._health.checking import Held
-from torchlens._profile.allocators import storage_key
+from torchlens._recording.regions import storage_of
 
 
 class NamedModule(NamedTuple):
@@ -29,7 +29,7 @@ class ModelModules:
         self.parameters: dict[
             int, tuple[str, torch.Tensor]
         ] = {}  # address and the parameter itself
-        self.storages: set[int | None] = set()  # of parameters and buffers
+        self.storages: set[int] = set()  # of parameters and buffers
         self.is_compiled = False
         self._model = model
         self.owners: dict[int, str] = {}  # id of a parameter → the address of its module
@@ -56,9 +56,9 @@ class ModelModules:
                         f"{address}.{own}" if address else own,
                         parameter,
                     )
-                    self.storages.add(storage_key(parameter))
+                    self.storages.add(storage_of(parameter))
             self.storages.update(
-                [storage_key(buffer) for buffer in module._buffers.values() if buffer is not None]
+                [storage_of(buffer) for buffer in module._buffers.values() if buffer is not None]
             )
 
         self.note_whole_parameters()
@@ -78,7 +78,7 @@ class ModelModules:
                 self._sharded[id(whole)] = id(parameter)
                 self.owners[id(whole)] = self.owners[id(parameter)]
                 self.parameters[id(whole)] = self.parameters[id(parameter)][0], whole
-                self.storages.add(storage_key(whole))
+                self.storages.add(storage_of(whole))
 
     def address_of_parameter(self, parameter: torch.Tensor) -> str | None:
         """The address of a parameter; None if it is none of the model's."""

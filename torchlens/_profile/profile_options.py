@@ -18,8 +18,20 @@ Role: TypeAlias = Literal["skip", "warmup", "measure"]
 _REPEATS = 5
 # Times of operations are means of these.
 _MOST_DETAILED_RUNS = 3
-_LEAST = {"warmup": 0, "repeats": 1, "max_steps": 1, "skip": 0, "measure": 1, "every": 1}
-_MAY_BE_NONE = ("warmup", "measure", "every")
+_FLAGS = {
+    "stop": "True or False",
+    "memory": "True or False",
+    "backward": "True, False, or None (if something requires a gradient)",
+}
+# The least number, and whether it may be None.
+_COUNTS = {
+    "warmup": (0, True),
+    "repeats": (1, False),
+    "max_steps": (1, False),
+    "skip": (0, False),
+    "measure": (1, True),
+    "every": (1, True),
+}
 # Numbers of the steps of one kind, from 0: detailed and light ones alternate at first.
 _FIRST_DETAILED = (0, 2, 4)
 _NUM_ALTERNATING = 8  # at operation level; five of these are light
@@ -55,23 +67,15 @@ class ProfileOptions:
     def _check_types(self) -> None:
         check_choice("level", self.level, get_args(Level), or_none=True)
         check_choice("check", self.check, get_args(Check), or_none=True)
-        for name in ("stop", "memory"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {got(getattr(self, name))}.")
-        if self.backward is not None and not isinstance(self.backward, bool):
-            raise TypeError(
-                "backward must be True, False, or None (if something requires a gradient), got "
-                f"{got(self.backward)}."
-            )
-        for name, least in _LEAST.items():
+        for name, words in _FLAGS.items():
             value = getattr(self, name)
-            if value is not None or name not in _MAY_BE_NONE:
+            if not isinstance(value, bool) and not (value is None and "None" in words):
+                raise TypeError(f"{name} must be {words}, got {got(value)}.")
+        for name, (least, may_be_none) in _COUNTS.items():
+            value = getattr(self, name)
+            if not (value is None and may_be_none):
                 check_count(name, value, least)
-        if self.thresholds is not None:
-            self._check_thresholds()
-
-    def _check_thresholds(self) -> None:
-        if not isinstance(self.thresholds, Mapping):
+        if not isinstance(self.thresholds, Mapping | None):
             raise TypeError(
                 f"thresholds must be a dict such as {{'dead_share': 0.5}}, or None, got "
                 f"{got(self.thresholds)}."
@@ -88,24 +92,24 @@ class ProfileOptions:
                 "skip, measure and every are for a loop of your own; with inputs, use warmup and "
                 "repeats."
             )
-        self._check_schedule()
-
-    def _check_schedule(self) -> None:
         if not self.has_inputs and (self.backward is not None or self.repeats != _REPEATS):
             raise ValueError(
                 "repeats and backward need inputs: profile(model, x, repeats=3). Your own loop "
                 "decides both."
             )
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        num_measured = self.measure or 1
         if self.measure is not None and self.every is None:
             raise ValueError(
                 "measure is how many steps out of `every` to measure; give both: measure=5, "
                 "every=100."
             )
-        least = self.warmup + (self.measure or 1)
-        if self.every is not None and self.every < least:
+        if self.every is not None and self.every < self.warmup + num_measured:
             raise ValueError(
-                f"every must be at least warmup + measure ({self.warmup} + {self.measure or 1}), "
-                f"got {self.every}."
+                f"every must be at least warmup + measure ({self.warmup} + {num_measured}), got "
+                f"{self.every}."
             )
 
     @property

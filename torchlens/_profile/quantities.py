@@ -2,7 +2,7 @@
 comparisons and overlays, and how each is found in the records.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -48,8 +48,8 @@ class Quantity:
     module: str = ""  # the field of ModuleRecord
     own_module: str = ""  # the same without the modules inside
     is_sum: bool = True  # whether several add up to one
-    parts: tuple[str, ...] = ()  # the quantities that it is the sum of
-    ratio: tuple[str, str] | None = None  # the fields that it is the ratio of
+    parts: tuple[str, str] | None = None  # the quantities that it is the sum of
+    ratio: tuple[str, str] | None = None  # the quantities that it is the ratio of
 
     @property
     def column(self) -> str:
@@ -61,7 +61,7 @@ class Quantity:
         return _UNIT_TEXTS.get(self.unit, count_text)(value)
 
 
-def _time(name: str, title: str, heading: str, parts: tuple[str, ...] = ()) -> Quantity:
+def _time(name: str, title: str, heading: str, parts: tuple[str, str] | None = None) -> Quantity:
     """`name` is 'forward', 'forward_self', ..."""
     phase = name.removesuffix("_self")
     suffix = "_self" if name != phase else ""
@@ -101,7 +101,7 @@ QUANTITIES: dict[str, Quantity] = {
         call="flops_per_second",
         operation="flops_per_second",
         is_sum=False,
-        ratio=("flops", "forward_seconds"),
+        ratio=("flops", "forward_time"),
     ),
     "flops_backward": Quantity(
         title="backward FLOPs",
@@ -216,11 +216,8 @@ def module_value(record: ModuleRecord, quantity: Quantity, times: str = "typical
     """
     if quantity.module:
         return float(getattr(record, quantity.module))
-    if quantity.parts and times == "typical":
-        return _sum_of([module_value(record, QUANTITIES[name]) for name in quantity.parts])
-    if quantity.ratio is not None:
-        flops, seconds = map(record.by_step, quantity.ratio)
-        return _rate(flops, seconds, record.typical_steps, times)
+    if quantity.ratio or (quantity.parts and times == "typical"):
+        return _composed(quantity, lambda part: module_value(record, part, times))
     return record.typical_steps.number(quantity.call, record.by_step(quantity.call), times)
 
 
@@ -233,19 +230,23 @@ def own_value(
     """The sum over some modules, each without the modules inside; for peaks and outputs, which do
     not add up, the largest value.
     """
-    typical = records[0].typical_steps
     if quantity.own_module:
         return float(sum(getattr(record, quantity.own_module) for record in records))
-    if quantity.ratio is not None:
-        flops, seconds = quantity.ratio
-        own_flops = _own_by_step(records, flops, inside)
-        return _rate(own_flops, _own_by_step(records, seconds, inside), typical, times)
+    if quantity.ratio or (quantity.parts and times == "typical"):
+        return _composed(quantity, lambda part: own_value(records, part, inside, times))
     if not quantity.is_sum:
         return max(_known(module_value(record, quantity) for record in records), default=None)
-    if quantity.parts and times == "typical":
-        return _sum_of([own_value(records, QUANTITIES[name], inside) for name in quantity.parts])
     own = _own_by_step(records, quantity.own_call or quantity.call, inside)
-    return typical.number(quantity.call, own, times)
+    return records[0].typical_steps.number(quantity.call, own, times)
+
+
+def _composed(quantity: Quantity, value_of: Callable[[Quantity], float | None]) -> float | None:
+    """The sum or the ratio of two quantities."""
+    names = quantity.ratio or quantity.parts or ()
+    first, second = (value_of(QUANTITIES[name]) for name in names)
+    if quantity.ratio:
+        return first / second if first and second else None
+    return None if first is None else first + (second or 0.0)
 
 
 def calls_inside(measurements: Measurements) -> _CallsInside:
@@ -271,25 +272,8 @@ def _own_by_step(records: Iterable[ModuleRecord], field: str, inside: _CallsInsi
     return steps
 
 
-def _sum_of(parts: Sequence[float | None]) -> float | None:
-    """The sum of the known parts; None if the first, the forward pass, is not known."""
-    return None if parts[0] is None else sum(_known(parts))
-
-
 def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
-
-
-def _rate(flops: _ByStep, seconds: _ByStep, typical: TypicalSteps, times: str) -> float | None:
-    """FLOPs divided by time; if steps differ in FLOPs, by the time of the steps in which they were
-    counted.
-    """
-    if len(set(flops.values())) > 1:
-        seconds = {step: seconds[step] for step in flops if step in seconds}
-        whole = sum(seconds.values())
-        return sum(flops[step] for step in seconds) / whole if whole else None
-    time = typical.number("forward_seconds", seconds, times)
-    return next(iter(flops.values())) / time if flops and time else None
 
 
 # -- of operations
@@ -301,17 +285,18 @@ def operation_values(
     """By label, the value of each operation: the typical time in logged steps, or the median of
     anything else.
     """
-    typical = TypicalSteps.of(_logged_steps(measurements))
-    values: dict[str, float | None] = {}
     if quantity.ratio is not None:
-        flops, seconds = (_by_label(measurements, field, sum) for field in quantity.ratio)
-        for label, own in flops.items():
-            values[label] = _rate(own, seconds.get(label, {}), typical, times)
-    elif quantity.operation:
-        together = sum if quantity.is_sum else max
-        for label, own in _by_label(measurements, quantity.operation, together).items():
-            values[label] = typical.number(quantity.call, own, times)
+        return _ratios(*(operation_values(measurements, QUANTITIES[name], times)
+                         for name in quantity.ratio))  # fmt: skip
+    typical = TypicalSteps.of(_logged_steps(measurements))
+    together = sum if quantity.is_sum else max
+    by_label = _by_label(measurements, quantity.operation, together) if quantity.operation else {}
+    values = {label: typical.number(quantity.call, own, times) for label, own in by_label.items()}
     return {label: value for label, value in values.items() if value is not None}
+
+
+def _ratios(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {key: value / second[key] for key, value in first.items() if value and second.get(key)}
 
 
 def _by_label(
@@ -375,6 +360,9 @@ def _overlay(measurements: Measurements, quantity: Quantity) -> Overlay:
 
 def _values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, float]:
     """By `address`, or by `address:pass` if a step calls the module more than once."""
+    if quantity.ratio:
+        parts = [QUANTITIES[name] for name in quantity.ratio]
+        return _ratios(*(_values(record, part, part.call) for part in parts))
     if not field:
         value = module_value(record, quantity)
         return {} if value is None else {record.address: value}
@@ -383,7 +371,7 @@ def _values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, f
         by_pass.setdefault(call.pass_num, []).append(call)
     found: dict[str, float] = {}
     for number, calls in by_pass.items():
-        steps = by_step(calls, field, quantity.is_sum or quantity.ratio is not None)
+        steps = by_step(calls, field, quantity.is_sum)
         value = record.typical_steps.number(quantity.call, steps)
         if value is not None:
             found[record.address if len(by_pass) == 1 else f"{record.address}:{number}"] = value

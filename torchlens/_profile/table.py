@@ -4,9 +4,9 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -29,6 +29,7 @@ from torchlens._text.numbers import (
     bytes_text,
     count_text,
     counted,
+    first_few,
     seconds_text,
     shape_text,
     share_text,
@@ -43,78 +44,41 @@ Times: TypeAlias = Literal["typical", "minimum", "median", "p95"]
 TableBy: TypeAlias = Literal["module", "operation", "type"]
 
 
-class _Column(NamedTuple):
-    rank: int  # the higher, the sooner it is left out of a narrow terminal
-    name: str  # of a quantity, or of another text of the row: 'type', 'output', 'share', ...
-    heading: str = ""  # instead of the quantity's
-
-    @property
-    def title(self) -> str:
-        quantity = QUANTITIES.get(self.name)
-        return self.heading or self.name if quantity is None else self.heading or quantity.heading
-
-
-_COLUMNS: dict[str, tuple[_Column, ...]] = {
-    "module": (
-        _Column(1, "type"),
-        _Column(3, "output"),
-        _Column(10, "calls"),
-        _Column(5, "parameters"),
-        _Column(6, "flops"),
-        _Column(11, "flops_per_second"),
-        _Column(0, "forward_time"),
-        _Column(9, "forward_self_time"),
-        _Column(2, "backward_time"),
-        _Column(12, "backward_self_time"),
-        _Column(8, "total_time"),
-        _Column(4, "share"),
-        _Column(8, "saved_bytes"),
-        _Column(7, "peak_bytes"),
-        _Column(10, "peak_bytes_backward"),
-    ),
-    "operation": (
-        _Column(1, "module"),
-        _Column(3, "output"),
-        _Column(5, "output_bytes"),
-        _Column(6, "flops"),
-        _Column(9, "flops_per_second"),
-        _Column(0, "forward_time", "logged fwd"),
-        _Column(2, "backward_time"),
-        _Column(8, "total_time"),
-        _Column(4, "share"),
-        _Column(7, "peak_bytes", "peak"),
-    ),
-    "type": (
-        _Column(3, "modules"),
-        _Column(4, "calls"),
-        _Column(5, "parameters"),
-        _Column(6, "flops"),
-        _Column(0, "forward_time"),
-        _Column(2, "backward_time"),
-        _Column(8, "total_time"),
-        _Column(1, "share"),
-        _Column(7, "saved_bytes"),
-    ),
-}
+# The columns of each table: quantities and other texts of a row, with a rank. The higher it is, the
+# sooner a column is left out of a narrow terminal.
+_COLUMNS: dict[str, dict[str, int]] = {
+    "module": {
+        "type": 1, "output": 3, "calls": 10, "parameters": 5, "flops": 6, "flops_per_second": 11,
+        "forward_time": 0, "forward_self_time": 9, "backward_time": 2, "backward_self_time": 12,
+        "total_time": 8, "share": 4, "saved_bytes": 8, "peak_bytes": 7, "peak_bytes_backward": 10,
+    },
+    "operation": {
+        "module": 1, "output": 3, "output_bytes": 5, "flops": 6, "flops_per_second": 9,
+        "forward_time": 0, "backward_time": 2, "total_time": 8, "share": 4, "peak_bytes": 7,
+    },
+    "type": {
+        "modules": 3, "calls": 4, "parameters": 5, "flops": 6, "forward_time": 0,
+        "backward_time": 2, "total_time": 8, "share": 1, "saved_bytes": 7,
+    },
+}  # fmt: skip
+_HEADINGS = {"operation": {"forward_time": "logged fwd", "peak_bytes": "peak"}}
 _WORDS = ("type", "output", "module")  # columns of text
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _TableRow:
     name: str
     texts: dict[str, str]  # by the name of a column
-    values: dict[str, float | None] = field(default_factory=dict)  # by quantity
+    value_of: Callable[[str], float | None]  # the number of a quantity
 
-    def add_values(
-        self, columns: Sequence[_Column], value_of: Callable[[str], float | None]
-    ) -> None:
-        for column in columns:
-            quantity = QUANTITIES.get(column.name)
-            if quantity is not None:
-                value = self.values[column.name] = value_of(column.name)
-                is_nothing = value is None or (value == 0 and quantity.unit in ("", "FLOPs"))
-                text = "-" if is_nothing or value is None else quantity.text(value)
-                self.texts[column.name] = text
+    def text(self, column: str) -> str:
+        quantity = QUANTITIES.get(column)
+        if quantity is None:
+            return self.texts[column]
+        value = self.value_of(column)
+        if value is None or (value == 0 and quantity.unit in ("", "FLOPs")):
+            return "-"
+        return quantity.text(value)
 
 
 class Table:
@@ -208,25 +172,13 @@ def _section(
     measurements: Measurements, request: _Request, room: int, notes: dict[str, None]
 ) -> list[str]:
     """The table of steps of one kind. Adds to `notes`."""
-    by, limit = request.by, request.limit
-    columns = _columns(by, request.sort_by)
-    rows = _ROWS[by](measurements, columns, request, notes)
-    sort_by = request.sort_by or ("total_time" if by == "type" else None)
+    limit, rows = request.limit, _ROWS[request.by](measurements, request, notes)
+    sort_by = request.sort_by or ("total_time" if request.by == "type" else None)
     if sort_by is not None:
         rows.sort(key=partial(_descending, sort_by))
     if limit is not None and len(rows) > limit:
         notes[f"The first {limit} of {len(rows)}."] = None
-    return _laid_out(by, columns, rows[:limit], room)
-
-
-def _columns(by: str, sort_by: str | None) -> list[_Column]:
-    """The columns of a table; the one by which it is sorted is never left out."""
-    columns = [
-        column._replace(rank=0) if column.name == sort_by else column for column in _COLUMNS[by]
-    ]
-    if sort_by is not None and all(column.name != sort_by for column in columns):
-        columns.append(_Column(0, sort_by, QUANTITIES[sort_by].title))
-    return columns
+    return _laid_out(request, rows[:limit], room)
 
 
 def wrapped(text: str, width: int, indent: str) -> list[str]:
@@ -237,7 +189,7 @@ def wrapped(text: str, width: int, indent: str) -> list[str]:
 
 
 def _descending(name: str, row: _TableRow) -> float:
-    value = row.values.get(name)
+    value = row.value_of(name)
     return float("inf") if value is None else -value
 
 
@@ -247,38 +199,28 @@ def _descending(name: str, row: _TableRow) -> float:
 _Notes = dict[str, None]
 
 
-def _module_rows(
-    measurements: Measurements, columns: Sequence[_Column], request: _Request, notes: _Notes
-) -> list[_TableRow]:
+def _module_rows(measurements: Measurements, request: _Request, notes: _Notes) -> list[_TableRow]:
     """The modules as a list, if the rows are to be sorted, or as a tree."""
     is_list, times = request.sort_by is not None, request.times
     rows = _named_modules(measurements, is_list, notes)
     depth = _depth_shown([record for record, _ in rows], request, notes)
-    whole = module_value(measurements.root, QUANTITIES["total_time"], times)
+    whole = _value_in(measurements.root, times, "total_time")
     found = []
     for record, name in rows:
         if record.depth <= depth:
+            value_of, calls = partial(_value_in, record, times), record.measured_calls
+            texts = {
+                "type": record.module_type,
+                "output": _shapes_text(calls[-1].output_shapes) if calls else "",
+                "share": _share_text(value_of("total_time"), whole),
+            }
             indent = "" if is_list else "  " * record.depth
-            name = indent + (name or measurements.model_name)
-            found.append(_module_row(record, name, columns, whole, times))
+            found.append(_TableRow(indent + (name or measurements.model_name), texts, value_of))
     return found
 
 
-def _module_row(
-    record: ModuleRecord, name: str, columns: Sequence[_Column], whole: float | None, times: Times
-) -> _TableRow:
-    def value_of(name: str) -> float | None:
-        return module_value(record, QUANTITIES[name], times)
-
-    calls = record.measured_calls
-    texts = {
-        "type": record.module_type,
-        "output": _shapes_text(calls[-1].output_shapes) if calls else "",
-        "share": _share_text(value_of("total_time"), whole),
-    }
-    row = _TableRow(name, texts)
-    row.add_values(columns, value_of)
-    return row
+def _value_in(record: ModuleRecord, times: Times, quantity: str) -> float | None:
+    return module_value(record, QUANTITIES[quantity], times)
 
 
 def _named_modules(
@@ -312,49 +254,43 @@ def _depth_shown(records: list[ModuleRecord], request: _Request, notes: _Notes) 
     return depth
 
 
-def _type_rows(
-    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: _Notes
-) -> list[_TableRow]:
+def _type_rows(measurements: Measurements, request: _Request, _: _Notes) -> list[_TableRow]:
     """One row for each type of module that was called."""
     by_type: dict[str, list[ModuleRecord]] = {}
     for record in measurements.root.walk():
         if record.measured_calls:
             by_type.setdefault(record.module_type, []).append(record)
-    inside = calls_inside(measurements)
-    whole = module_value(measurements.root, QUANTITIES["total_time"], request.times)
+    inside, times = calls_inside(measurements), request.times
+    whole = _value_in(measurements.root, times, "total_time")
     rows = []
     for kind, records in by_type.items():
 
         def value_of(name: str, records: list[ModuleRecord] = records) -> float | None:
-            return own_value(records, QUANTITIES[name], inside, request.times)
+            return own_value(records, QUANTITIES[name], inside, times)
 
         share = _share_text(value_of("total_time"), whole)
-        row = _TableRow(kind, {"modules": str(len(records)), "share": share})
-        row.add_values(columns, value_of)
-        rows.append(row)
+        rows.append(_TableRow(kind, {"modules": str(len(records)), "share": share}, value_of))
     return rows
 
 
-def _operation_rows(
-    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: _Notes
-) -> list[_TableRow]:
-    names = {column.name for column in columns if column.name in QUANTITIES} | {"total_time"}
-    found = {
-        name: operation_values(measurements, QUANTITIES[name], request.times) for name in names
-    }
-    whole = sum(found["total_time"].values())
+def _operation_rows(measurements: Measurements, request: _Request, _: _Notes) -> list[_TableRow]:
+    @cache
+    def values(name: str) -> dict[str, float]:
+        return operation_values(measurements, QUANTITIES[name], request.times)
+
+    whole = sum(values("total_time").values())
     rows = []
     for record in last_operations(measurements):
-        label = record.label or ""
+
+        def value_of(name: str, label: str = record.label or "") -> float | None:
+            return values(name).get(label)
+
         texts = {
             "module": record.address,
             "output": _shapes_text([record.shape]),
-            "share": _share_text(found["total_time"].get(label), whole),
+            "share": _share_text(value_of("total_time"), whole),
         }
-        row = _TableRow(label, texts)
-        values = {name: own.get(label) for name, own in found.items()}
-        row.add_values(columns, values.__getitem__)
-        rows.append(row)
+        rows.append(_TableRow(record.label or "", texts, value_of))
     return rows
 
 
@@ -373,12 +309,21 @@ def _share_text(value: float | None, whole: float | None) -> str:
     return "-" if value is None or not whole else share_text(value, whole)
 
 
-def _laid_out(by: str, columns: Iterable[_Column], rows: list[_TableRow], room: int) -> list[str]:
-    """Heading, rule and rows, without empty columns and those that do not fit."""
+def _laid_out(request: _Request, rows: list[_TableRow], room: int) -> list[str]:
+    """Heading, rule and rows, without empty columns and those that do not fit. The column by which
+    it is sorted is never left out.
+    """
+    by, headings = request.by, _HEADINGS.get(request.by, {})
+    ranks = _COLUMNS[by]
+    if request.sort_by is not None:
+        if request.sort_by not in ranks:
+            headings = {**headings, request.sort_by: QUANTITIES[request.sort_by].title}
+        ranks = {**ranks, request.sort_by: 0}
     shown = [Column(by, [row.name for row in rows], is_number=False)]
-    for each in columns:
-        texts, is_number = [row.texts[each.name] for row in rows], each.name not in _WORDS
-        column = Column(each.title, texts, each.rank, is_number=is_number)
+    for name, rank in ranks.items():
+        title = headings.get(name) or (QUANTITIES[name].heading if name in QUANTITIES else name)
+        texts = [row.text(name) for row in rows]
+        column = Column(title, texts, rank, is_number=name not in _WORDS)
         if not column.is_empty:
             shown.append(column)
     last = max(shown, key=lambda column: column.rank)
@@ -487,12 +432,7 @@ def _wall_text(root: ModuleRecord, steps: list[ProfiledStep]) -> str:
 def _listed(records: list[ModuleRecord], measurements: Measurements) -> str:
     """The names of the first few modules."""
     names = [record.address or measurements.model_name for record in records]
-    return _first(names, _MOST_NAMES)
-
-
-def _first(texts: list[str], most: int) -> str:
-    first = ", ".join(texts[:most])
-    return f"{first} and {len(texts) - most} more" if len(texts) > most else first
+    return first_few(names, _MOST_NAMES)
 
 
 def _not_measured(measurements: Measurements) -> list[str]:
@@ -536,7 +476,7 @@ def _which_steps(measurements: Measurements) -> str:
 
 def _not_counted(measurements: Measurements) -> str:
     kinds = sorted(measurements.flops_not_counted.items(), key=lambda item: -item[1])
-    texts = _first([f"{kind} ({number})" for kind, number in kinds], _MOST_TYPES)
+    texts = first_few([f"{kind} ({number})" for kind, number in kinds], _MOST_TYPES)
     return f"FLOPs of these are not counted (calls in a step): {texts}." if kinds else ""
 
 

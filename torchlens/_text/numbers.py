@@ -8,12 +8,13 @@
 | `count_text(11_700_000)` | `11.7 M`; `count_text(1.82e9, 'FLOP')` is `1.82 GFLOP` |
 | `counted(2, 'tensor')` | `2 tensors` |
 | `share_text(1, 8)` | `12.5%` |
+| `first_few(['a', 'b', 'c'], 2)` | `a, b and 1 more` |
 
 Sizes may be symbolic (`torchlens._recording.symbolic.SymbolicInt`): those print as expressions,
 `16*s0 B`. Tables are laid out by `torchlens._text.grid`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -63,6 +64,12 @@ def count_text(value: float, unit: str = "") -> str:
 def counted(number: int, noun: str) -> str:
     """`1 tensor`, `2,048 tensors`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def first_few(names: Sequence[str], most: int = 3) -> str:
+    """`a, b and 4 more`"""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def share_text(part: float, whole: float = 1.0) -> str:

@@ -119,7 +119,14 @@ class _ArgumentsCheck:
         if part.region is None and len(sources) > 1:
             not_shown = NotShown("arguments", subject.label(number), location, _PATTERN)
             self._report.not_shown.append(not_shown)
-            return
+        else:
+            self._check_painted(number, location, argument, sources, part)
+
+    def _check_painted(
+        self, number: int, location: Any, argument: Snapshot, sources: list[int], part: Snapshot
+    ) -> None:
+        """The part of an argument that is read has the values of those that wrote it."""
+        subject, value = self._subject, self._subject.value(sources[0])
         painting = paint(part, contributions_of(subject, number, location))
         if painting is not None and _is_explained_by(painting, part, argument):
             return

@@ -132,6 +132,16 @@ class _DependenceCheck:
         if part is not None and not bool(part.any()):
             attempts.exemption = VIEW
             return False
+        if self._is_shown(location, part, attempts):
+            return True
+        if attempts.exemption is None and part is not None:
+            whole = next(iter(self._changed(location)), self.arguments[location].value)
+            if self._matters({location: whole}, self.results):
+                attempts.exemption = PART
+        return attempts.exemption is None and self._is_hidden(location, attempts)
+
+    def _is_shown(self, location: Any, part: Tensor | None, attempts: _Attempts) -> bool:
+        """Whether some other value of the argument, or of a part of it, changes the results."""
         value = self.arguments[location].value
         for changed in self._changed(location):
             attempts.num_alone += 1
@@ -144,12 +154,7 @@ class _DependenceCheck:
                 attempts.exemption = dependence_exemption(self._name, location)
                 if attempts.exemption is not None:
                     return False
-        if part is not None:
-            whole = next(iter(self._changed(location)), value)
-            if self._matters({location: whole}, self.results):
-                attempts.exemption = PART
-                return False
-        return self._is_hidden(location, attempts)
+        return False
 
     def _exemption(self, location: Any) -> str | None:
         """Why changing the argument cannot show anything."""

@@ -105,11 +105,11 @@ class _JaxChecks:
         if _outputs(first) != _outputs(self._recording):
             expected = "two runs that do the same"
             self._find("calls", "", expected, "two that differ: nothing can be compared")
+        self._report.num_checked["completeness"] += len(seen)
         place = 0
         for call in seen:
-            self._report.num_checked["completeness"] += 1
             results = [to_torch(result) for result in call.results if is_array(result)]
-            if results and place < len(self._groups) and self._is_of(call, results, place):
+            if self._is_of(call, results, place):
                 self._check_arguments(call, self._groups[place][0])
                 place += 1
             elif results and not _passes_on(call, results[0]):
@@ -121,6 +121,9 @@ class _JaxChecks:
             self._find("calls", str(number), f"an operation that ran for {name}", "none")
 
     def _is_of(self, call: SeenCall, results: list[Tensor], place: int) -> bool:
+        """True if the entries at a place are the results of a call."""
+        if not results or place >= len(self._groups):
+            return False
         group = self._groups[place]
         name = self._recording.rows[group[0]].operation.name
         if name != call.primitive.name or len(results) != len(group):

@@ -91,17 +91,9 @@ class Snapshots:
             return Snapshot(
                 _copy_with_storage(tensor), storage, region, tensor.requires_grad, id(tensor)
             )
-        key = None
-        if region is not None and not tensor.is_meta and has_memory(tensor):
-            key = _key(tensor, region)
-        last = None if key is None else self._last.get(key)
-        if last is None or not same(last, tensor):
-            last = self._copy(tensor, region)
-            if key is not None:
-                self._last[key] = last
         is_conj, is_neg = (False, False) if region is None else (tensor.is_conj(), tensor.is_neg())
         return Snapshot(
-            last,
+            self._last_copy(tensor, region),
             storage,
             region,
             tensor.requires_grad,
@@ -110,6 +102,16 @@ class Snapshots:
             is_conj,
             is_neg,
         )
+
+    def _last_copy(self, tensor: Tensor, region: Region | None) -> Tensor:
+        """A copy of the tensor: the last one of its memory, if it still has these values."""
+        if region is None or tensor.is_meta or not has_memory(tensor):
+            return self._copy(tensor, region)
+        key = _key(tensor, region)
+        last = self._last.get(key)
+        if last is None or not same(last, tensor):
+            last = self._last[key] = self._copy(tensor, region)
+        return last
 
     def _inner_of(self, tensor: Tensor) -> tuple[int, ...]:
         found: list[int] = []

@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,19 +101,19 @@ def _check_all(runs: "_Runs", report: ValidationReport) -> None:
     steps = None if counted is None else counted[1].rows
     outcomes = (plain, logged[0], witnessed[0])
     inputs = (runs.model, runs.args, runs.kwargs)
-    checks: list[tuple[str, Callable[[], None]]] = [
-        ("outputs", lambda: check_outputs(subject, outcomes, again, report)),
-        ("calls", lambda: check_calls(subject, logged[1], *inputs, report)),
-        ("arguments", lambda: check_arguments(subject, report)),
-        ("replay", lambda: check_replay(subject, report)),
-        ("dependence", lambda: check_dependence(subject, report)),
-        ("completeness", lambda: check_completeness(subject, census, steps, report)),
-    ]
+
+    def check(name: str, function: Callable[..., None], *arguments: Any) -> None:
+        make_check(report, name, partial(function, subject, *arguments, report))
+
     # The order of operations in several threads differs from run to run.
     if not recording.branches:
-        checks.insert(0, ("replay", lambda: check_unwitnessed(subject, logged[1], report)))
-    for name, check in checks:
-        make_check(report, name, check)
+        check("replay", check_unwitnessed, logged[1])
+    check("outputs", check_outputs, outcomes, again)
+    check("calls", check_calls, logged[1], *inputs)
+    check("arguments", check_arguments)
+    check("replay", check_replay)
+    check("dependence", check_dependence)
+    check("completeness", check_completeness, census, steps)
 
 
 def _repeated(
