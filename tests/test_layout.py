@@ -73,7 +73,7 @@ ORDER = [
         "_portable",
         "_history",
     ),
-    *("_replay", "_health", "_attention", "_features"),
+    *("_replay", "_health", "_attention", "_receptive", "_features"),
     *("api", "sinks", "callbacks", "edits", "features", "__init__", "_cli"),
     "__main__",
 ]

@@ -8,6 +8,7 @@ from torchlens._history.field import EntryFields
 
 if TYPE_CHECKING:
     from torchlens._attention.attention import Attention
+    from torchlens._receptive.fields import Field, Unit
 
 
 class EntryQuestions(EntryFields):
@@ -29,3 +30,19 @@ class EntryQuestions(EntryFields):
         >>> history['scaleddotproductattention_1'].attention_weights(head=3)
         """
         return self.attention(head).weights
+
+    def receptive_field(self, unit: "Unit | None" = None) -> "Field":
+        """Which elements of the inputs a unit of this layer can depend on; see
+        `history.receptive_field`.
+        """
+        from torchlens._receptive.fields import receptive_field
+
+        return receptive_field(self._log, self._entry, unit, self._log.graph.inputs)
+
+    def projective_field(self, unit: "Unit | None" = None) -> "Field":
+        """Which elements of the outputs a unit of this layer can change; see
+        `history.projective_field`.
+        """
+        from torchlens._receptive.fields import projective_field
+
+        return projective_field(self._log, self._entry, unit, self._log.graph.outputs)

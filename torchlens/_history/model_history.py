@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from torchlens._history.sites import Site, SiteKind
     from torchlens._history.summary import Summary
     from torchlens._page.page import Exploration
+    from torchlens._receptive.field_table import FieldTable
+    from torchlens._receptive.fields import Field, Unit
     from torchlens._text.measures import Measure
 
 # 'all', 'none', a key or several (label, module address, number, part of a label), or a function of
@@ -321,6 +323,50 @@ class ModelHistory(HistoryFields, ClassicAccess):
         from torchlens._attention.choice import chosen_attention
 
         return chosen_attention(self._log, self._lookup, key, head)
+
+    def receptive_field(
+        self, key: int | str, unit: "Unit | None" = None, of: "Layers | None" = None
+    ) -> "Field":
+        """Which elements of the inputs, or of other layers, a unit of a layer can depend on.
+
+        >>> field = history.receptive_field('layer2.0', unit=(0, 3, 14, 14))
+        >>> field.mask, field.size, field.centre, field.gradient
+
+        It follows the operations back from the unit, whatever the values were; `field.gradient` is
+        the derivative, checked to be zero outside.
+
+        unit: an index of the layer's tensor; by default, the element in the middle.
+        of: the layers in which the field is; by default, the inputs.
+        """
+        from torchlens._receptive.fields import receptive_field
+
+        sources = self._log.graph.inputs if of is None else self._meant("of", of)
+        return receptive_field(self._log, self._lookup.one(key), unit, sources)
+
+    def projective_field(
+        self, key: int | str, unit: "Unit | None" = None, of: "Layers | None" = None
+    ) -> "Field":
+        """Which elements of the outputs, or of other layers, a unit of a layer can change.
+
+        >>> history.projective_field('input.x', unit=(0, 0, 5, 5), of='layer2').size
+        """
+        from torchlens._receptive.fields import projective_field
+
+        targets = self._log.graph.outputs if of is None else self._meant("of", of)
+        return projective_field(self._log, self._lookup.one(key), unit, targets)
+
+    def receptive_fields(self, of: int | str | None = None) -> "FieldTable":
+        """The size, stride and centre of the receptive fields of all layers, as a table.
+
+        >>> print(history.receptive_fields())
+        >>> history.receptive_fields()['layer4.1.conv2'].size
+
+        of: the input or layer in which the fields are; by default, the only input.
+        """
+        from torchlens._receptive.field_table import table_of
+
+        source = None if of is None else self._lookup.one(of)
+        return table_of(self._log, source)
 
     def subgraph(self, layers: "Layers") -> "ModelHistory":
         """A history of these layers alone, under the same labels: print it, draw it, explore it.
