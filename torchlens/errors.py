@@ -5,6 +5,7 @@
     ├── NestedLogError          a log was started inside a log of the same thread
     ├── DifferentGraphError     another run of the model did different operations from the log's
     ├── EditError               an edit had no effect, or its effect cannot be known
+    │   └── NotReplayableError  recorded calls cannot run again: the message says why
     ├── DrawingError            Graphviz is missing, or could not draw a graph
     ├── FeaturesError           a folder is not one of features, was made otherwise, or is in use
     ├── NonFiniteError          a profile with stop=True met NaN or Inf
@@ -23,6 +24,7 @@ __all__ = [
     "FeaturesError",
     "NestedLogError",
     "NonFiniteError",
+    "NotReplayableError",
     "TorchLensError",
     "TraceError",
     "ValueChangedError",
@@ -51,6 +53,10 @@ class DrawingError(TorchLensError):
 
 class EditError(TorchLensError):
     """An edit had no effect, or its effect cannot be known from the recorded calls."""
+
+
+class NotReplayableError(EditError):
+    """Recorded calls cannot run again, or would not give what the model gives."""
 
 
 class FeaturesError(TorchLensError):

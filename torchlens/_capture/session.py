@@ -49,6 +49,7 @@ from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.origin import InputTensor, LiveOrigin, version_of
 from torchlens._recording.recording import Failure, Recording
+from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import (
     Path,
     holds_data,
@@ -127,6 +128,8 @@ class Session:
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
         self._outside_storages: dict[int, int] = {}
+        self._outside_states: dict[int, tuple[int, int]] = {}
+        self._generators: tuple[torch.Tensor, ...] = ()
         self._origin = LiveOrigin()
         self._output: Any = None
         self._returns_data = False
@@ -142,6 +145,7 @@ class Session:
         if self.options.random_seed is not None:
             seed_generators(self.options.random_seed)
         with hidden_from_user():
+            self._generators = torch_generators()
             outliving = self._add_sources(args, kwargs)
         try:
             result = self._run_logged(args, kwargs, start)
@@ -217,6 +221,11 @@ class Session:
             [*outliving, *(tensor for _, _, tensor in self._unseen.met)], self._wanted
         )
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
+        if self.options.saves is not False or self.options.keys:  # a later replay checks them
+            self._outside_states = {
+                number: (version_of(tensor), storage_of(tensor))
+                for number, tensor in self._recorder.outside.items()
+            }
         warning = came_back(self._recorder)
         if warning is not None and warning not in self._recorder.warnings:
             self._recorder.warnings.append(warning)
@@ -342,6 +351,13 @@ class Session:
             other_params=recorder.other_params(parts.packed),
             joint_params=recorder.joint_params,
             origin=self._origin,
+            constants={
+                number: tensor
+                for number, tensor in recorder.outside.items()
+                if number < -len(parts.params) and number in self._outside_states
+            },
+            outside_states=self._outside_states,
+            generators=self._generators,
             output=self._output,
             received=recorder.received,
             sent=recorder.sent,
@@ -422,8 +438,14 @@ def seed_generators(seed: int) -> None:
 
 def generator_states() -> tuple[Any, ...]:
     """The state of each generator that `restore_generators` restores."""
+    cpu, *devices = torch_generators()
+    return random.getstate(), np.random.get_state(), cpu, devices
+
+
+def torch_generators() -> tuple[torch.Tensor, ...]:
+    """The states of torch's generators: the CPU's, then one for each GPU."""
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), devices
+    return torch.get_rng_state(), *devices
 
 
 def restore_generators(states: tuple[Any, ...]) -> None:

@@ -10,7 +10,8 @@ from torchlens._diff.compared_model import ComparedModel
 from torchlens._diff.known_pairs import saved_output, shown_by
 from torchlens._diff.matching import Matched, Pairing
 from torchlens._recording.tolerance import dense
-from torchlens._replay.replay import NotReplayableError, Replay
+from torchlens._replay.replay import Replay
+from torchlens.errors import NotReplayableError
 
 Tensor = torch.Tensor
 # How many times the error of its inputs the error of a correct layer may be. It is less if the

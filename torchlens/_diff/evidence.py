@@ -18,7 +18,8 @@ from torchlens._history.argument_words import plain_argument
 from torchlens._recording.functions import argument_names
 from torchlens._recording.recording import Row
 from torchlens._recording.tolerance import comparable, dense, numbers, relative_error
-from torchlens._replay.replay import Instead, NotReplayableError, Replay
+from torchlens._replay.replay import Instead, Replay
+from torchlens.errors import NotReplayableError
 
 Tensor = torch.Tensor
 # Fingerprints of the same numbers in another order differ by less, because of rounding.

@@ -11,7 +11,8 @@ import torch
 from torchlens._diff.compared_model import ComparedModel, family, is_activation
 from torchlens._diff.evidence import Constant, Evidence, TriedChange, number_text
 from torchlens._diff.known_functions import ACTIVATIONS
-from torchlens._replay.replay import Instead, NotReplayableError
+from torchlens._replay.replay import Instead
+from torchlens.errors import NotReplayableError
 
 Tensor = torch.Tensor
 Changes = Iterator[TriedChange]

@@ -48,10 +48,11 @@ class Editing(Generic[_Model]):
         self._identities: dict[str, None] = {}
         for target in targets:
             self.num_applied[_name(target.edited)] = 0
-            if target.spot.name == IDENTITY.name:
-                self._identities[target.spot.address] = None
+            spot = target.spot
+            if spot.name == IDENTITY.name:
+                self._identities[spot.address] = None
             if target.input_path is None:
-                self._at_spots.setdefault(target.spot, []).append(target)
+                self._at_spots.setdefault(spot, []).append(target)
         self._modules = _of_modules(model, edits) if edits is not None else []
         for _, edited in self._modules:
             self.num_applied[_name(edited)] = 0

@@ -12,6 +12,7 @@ from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.sites import Place, Site, Sites
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
+from torchlens._recording.recording import Recording
 from torchlens._text.error_wording import got
 from torchlens.errors import EditError
 
@@ -20,13 +21,19 @@ class Target(NamedTuple):
     """One edit at one place of a history."""
 
     edited: Edited
-    spot: Spot
-    output_index: int
+    recording: Recording
+    number: int  # of the row
     input_path: tuple[Any, ...] | None  # of an input of the model
 
     @property
-    def entry(self) -> int:
-        return self.edited.place.entry
+    def spot(self) -> Spot:
+        """The call that makes the value."""
+        return spot_of(self.recording, self.number)
+
+    @property
+    def output_index(self) -> int:
+        """The place of the value among the results of its call."""
+        return self.recording.rows[self.number].output_index or 0
 
 
 def pairs_of(edits: Any) -> list[tuple[Site, Any]]:
@@ -64,7 +71,7 @@ def target_of(log: Log, place: Place, edit: Any) -> Target:
     if row.operation is INPUT:
         path = next(path for path, own in log.recording.inputs if own == number)
     edited = Edited(place, edit, partial(_recorded, log, place.entry))
-    return Target(edited, spot_of(log.recording, number), row.output_index or 0, path)
+    return Target(edited, log.recording, number, path)
 
 
 def _recorded(log: Log, entry: int) -> torch.Tensor:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torchlens._attention.attention import Attention
     from torchlens._draw.draw_options import DrawKeywords, VisOpt
     from torchlens._draw.drawing import Drawing
+    from torchlens._edit.replayer import Replayed, Replayer
+    from torchlens._edit.sweep import Sweep
     from torchlens._health.nonfinite import NonFinite
     from torchlens._history.queries import Kinds, Layers, Modules, Shape
     from torchlens._history.receipt import Receipt
@@ -62,6 +64,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
     def _note_values_changed(self) -> None:
         self._log.note_values_changed()
         self.__dict__.pop("_lookup", None)
+        self.__dict__.pop("_replayer", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelHistory, (self._log,)
@@ -435,6 +438,66 @@ class ModelHistory(HistoryFields, ClassicAccess):
             )
 
         return rerun(self, model, edits, log_again)
+
+    def replay(
+        self,
+        edits: Mapping[Any, Any],
+        outputs: Any = None,
+        hold: Any = (),
+        grad: bool = False,
+    ) -> "Replayed":
+        """What the model would return with edits, from the recorded calls behind them: no model
+        and no input are needed, and only what depends on the edits runs again.
+
+        >>> out = history.replay({'h.4.attn': 0.0})
+        >>> out['output_1'], out.certificate
+
+        The result equals that of `rerun` bit for bit, or NotReplayableError says why it would not:
+        docs/interventions.md.
+
+        edits: as for `rerun`.
+        outputs: keys or sites to return; by default, the outputs of the model.
+        hold: keys or sites that keep their recorded values (for path patching).
+        grad: keep the autograd graph from the edits and the parameters to the outputs.
+        """
+        return self._replayer.replay(edits, outputs, hold, grad=grad)
+
+    def sweep(
+        self,
+        sites: Iterable[Any],
+        edit: Any,
+        metric: Callable[[Any], Any] | None = None,
+        *,
+        outputs: Any = None,
+        hold: Any = (),
+        batched: bool | int = False,
+    ) -> "Sweep":
+        """Replays an edit at each of many sites, and measures what follows: a table with the
+        certificate and the cost of each.
+
+        >>> grid = history.sweep(history.sites('head'), 0.0, lambda logits: logits[0, -1, 42])
+        >>> grid.to_pandas()
+
+        sites: keys, entries or sites.
+        edit: as for `rerun`; another history stands for its values at the same sites; a list is
+            several edits, each tried at every site.
+        metric: a function of the output (of the list of outputs, if `outputs` names several) that
+            returns a number, or a dict of them. By default, the relative distance of the output
+            from the recorded one.
+        outputs, hold: as for `replay`.
+        batched: several edits of one entry in one run, stacked along a new dimension; a number is
+            how many at most. Some rows are checked against single runs, and the certificates say
+            how far batching alone moved them.
+        """
+        from torchlens._edit.sweep import sweep
+
+        return sweep(self._replayer, sites, edit, metric, outputs, hold, batched)
+
+    @cached_property
+    def _replayer(self) -> "Replayer":
+        from torchlens._edit.replayer import Replayer
+
+        return Replayer(self._log, self._lookup)
 
     @property
     def edited_layers(self) -> list[str]:

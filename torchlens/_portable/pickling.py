@@ -40,6 +40,7 @@ from torchlens.errors import TorchLensError
 # What replaying, and nothing that a file promises, needs.
 _BESIDE = (
     "storages", "regions", "writes", "outside_storages", "copies", "hidden_writes", "trained",
+    "generators",
 )  # fmt: skip
 _KEPT: tuple[Any, ...] = (Graph, Layer, ModuleTree, Region, Write)
 

@@ -223,6 +223,12 @@ class Recording:
     sent: set[int] = field(default_factory=set)
     # Entries whose value an edit changed.
     edited: set[int] = field(default_factory=set)
+    # Tensors from outside, by their references (-1 - k), apart from parameters; and the version and
+    # the memory of all of them, with the parameters, when the pass ended.
+    constants: dict[int, torch.Tensor] = field(default_factory=dict)
+    outside_states: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # The states of torch's generators before the pass: the CPU's, then one for each GPU.
+    generators: tuple[torch.Tensor, ...] = ()
     framework: str = "torch"  # the package name of the framework
     # Another address of a shared module or parameter → the address that the log uses.
     module_aliases: dict[str, str] = field(default_factory=dict)

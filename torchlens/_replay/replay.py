@@ -4,7 +4,7 @@
 `Replay` runs the operations of a whole history, each on the results of those before it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -18,15 +18,12 @@ from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, OUTPUT, Kin
 from torchlens._recording.recording import located
 from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors
 from torchlens._replay.numbered_entries import Entries
+from torchlens.errors import NotReplayableError
 
 Tensor = torch.Tensor
 # A replacement for an operation, called with its function, arguments and keyword arguments.
 Instead = Callable[[Callable[..., Any], list[Any], dict[str, Any]], Any]
 _SHORT = {torch.bfloat16, torch.float16}
-
-
-class NotReplayableError(Exception):
-    """An operation cannot run again; the message says why."""
 
 
 # -- one call
@@ -64,8 +61,22 @@ def current_modes() -> Modes:
     )
 
 
+def autocast_of(dtypes: Set[torch.dtype]) -> Modes | None:
+    """The present modes with autocast, if a call read or returned these types under it: floating
+    types of two lengths. Else None.
+    """
+    short = dtypes & _SHORT
+    if len(short) != 1 or not any(dtype.is_floating_point for dtype in dtypes - short):
+        return None
+    (dtype,) = short
+    modes = current_modes()
+    autocast = tuple((device, True, dtype) for device, _, _ in modes.autocast)
+    return modes._replace(autocast=autocast)
+
+
 @contextmanager
-def _in_force(modes: Modes) -> Iterator[None]:
+def in_force(modes: Modes) -> Iterator[None]:
+    """A context in which these modes are in force."""
     before = torch.get_default_dtype()
     with ExitStack() as stack:
         stack.enter_context(without_user_modes())
@@ -101,16 +112,21 @@ def call_again(
     under (None: the present ones), and `generators` the initial states of the generators: the
     CPU's, then one for each GPU.
     """
-    for state in generators[:1]:
-        torch.set_rng_state(state)
-    if len(generators) > 1:
-        torch.cuda.set_rng_state_all(list(generators[1:]))
+    set_generators(generators)
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
         func = func.apply
-    with nullcontext() if modes is None else _in_force(modes):
+    with nullcontext() if modes is None else in_force(modes):
         result = func(*args, **kwargs)
     changed = [kwargs.get("out"), *(args[place] for place in written if place < len(args))]
     return _tensors_in(result) or _tensors_in(changed)
+
+
+def set_generators(states: Sequence[Tensor]) -> None:
+    """Sets torch's generators: the CPU's, then one for each GPU."""
+    for state in states[:1]:
+        torch.set_rng_state(state)
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(list(states[1:]))
 
 
 def _tensors_in(tree: Any) -> list[Tensor]:
@@ -158,7 +174,7 @@ class Replay:
         values: dict[int, Tensor | None] = {}
         params = enumerate(() if dtype is None else self._recording.params)
         weights = {number: _cast(param.detach(), dtype) for number, param in params}
-        with torch.no_grad(), _kept_generator():
+        with torch.no_grad(), kept_generator():
             for entry in range(self.entries.size):
                 result = self._result(entry, live, weights, dtype)
                 if result is None:
@@ -187,7 +203,7 @@ class Replay:
         if any(self.entries.rows[entry].operation.written for entry in entries):
             live = {entry: value.clone() for entry, value in live.items()}
         result: Tensor | None = None
-        with torch.no_grad(), _kept_generator():
+        with torch.no_grad(), kept_generator():
             for entry in entries:
                 if entry in self.pinned:
                     raise NotReplayableError(self.pinned[entry])
@@ -312,13 +328,7 @@ class Replay:
         entries, params = self.entries, self._recording.params
         dtypes = {entries.rows[near].dtype for near in (entry, *entries.parents[entry])}
         dtypes |= {params[number].dtype for number in entries.graph.params[entry]}
-        short = dtypes & _SHORT
-        if len(short) != 1 or not any(dtype.is_floating_point for dtype in dtypes - short):
-            return None
-        (dtype,) = short
-        modes = current_modes()
-        autocast = tuple((device, True, dtype) for device, _, _ in modes.autocast)
-        return modes._replace(autocast=autocast)
+        return autocast_of(dtypes)
 
     def _owns_memory(self, entry: int, result: Tensor, live: dict[int, Tensor]) -> bool:
         """True if the result shares no memory with its parents, or is what was written."""
@@ -371,7 +381,7 @@ def _placed(tree: Any, path: Sequence[Any], tensor: Tensor) -> Any:
 
 
 @contextmanager
-def _kept_generator() -> Iterator[None]:
+def kept_generator() -> Iterator[None]:
     """Restores torch's random generator afterwards."""
     state = torch.get_rng_state()
     try:
