@@ -30,6 +30,7 @@ PUBLIC_NAMES = [
     "ModelHistory",
     "NestedLogError",
     "NonFiniteError",
+    "NotReplayableError",
     "Profile",
     "Run",
     "RunReader",
