@@ -37,6 +37,28 @@ class At:
         return step in (self.steps if isinstance(self.steps, Sequence) else (self.steps,))
 
 
+def own_generator(seed: int) -> torch.Generator:
+    """A generator for controls, with other numbers than weights that were made with this seed."""
+    return torch.Generator().manual_seed(seed + 1_000_003)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Control:
+    """A change in a random direction, as large as that of an edit. Make one with
+    `torchlens.edits.control(...)`.
+    """
+
+    edit: Any
+    seed: int = 0
+
+    def part(self, old: Tensor, new: Tensor) -> Tensor:
+        """The control of a change: every vector along the last dimension moves as far."""
+        random = torch.randn(old.shape, generator=own_generator(self.seed)).to(old)
+        size = torch.linalg.vector_norm(new - old, dim=-1, keepdim=True)
+        length = torch.linalg.vector_norm(random, dim=-1, keepdim=True).clamp_min(1e-30)
+        return old + random / length * size
+
+
 class Edited(NamedTuple):
     """A place with its edit; `recorded` gives the value that the history recorded there."""
 
@@ -65,6 +87,7 @@ def check_edit(site: Site, edit: Any) -> None:
         if edit.tokens is not None and site.token is not None:
             raise ValueError(f"{site} names tokens, and so does at(tokens=...). Name them once.")
         edit = edit.edit
+    edit = edit.edit if isinstance(edit, Control) else edit
     if isinstance(edit, str):
         check_choice(f"the edit of {site}", edit, WORDS)
     elif not callable(edit) and not isinstance(edit, Number | Tensor | LayerEntry):
@@ -72,6 +95,9 @@ def check_edit(site: Site, edit: Any) -> None:
 
 
 def _new_part(part: Tensor, edit: Any, recorded: Callable[[], Tensor], place: Place) -> Any:
+    if isinstance(edit, Control):
+        new = _new_part(part, edit.edit, recorded, place)
+        return edit.part(part, fitting(new, part, place.site))
     if isinstance(edit, str):
         return place.read(_WORDS[edit](recorded(), place).expand_as(recorded()))
     if isinstance(edit, Tensor):
@@ -146,14 +172,24 @@ _WORDS: dict[str, Callable[[Tensor, Place], Tensor]] = {
 # -- edits that are made by functions --------------------------------------------------------------
 
 
-def adding(direction: Tensor) -> Callable[[Tensor], Tensor]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Adding:
     """An edit that adds a direction, in the dtype of the value."""
-    return lambda part: part + direction.to(part.device, part.dtype)
+
+    direction: Tensor
+
+    def __call__(self, part: Tensor) -> Tensor:
+        return part + self.direction.to(part.device, part.dtype)
 
 
-def scaling(factor: float) -> Callable[[Tensor], Tensor]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaling:
     """An edit that multiplies the value."""
-    return lambda part: part * factor
+
+    factor: float
+
+    def __call__(self, part: Tensor) -> Tensor:
+        return part * self.factor
 
 
 class Splice:

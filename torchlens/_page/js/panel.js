@@ -15,6 +15,7 @@ import { levelsIn, openTo } from "./levels.js";
 import { showEdge } from "./edges.js";
 import { histogram, statBlock } from "./statistics.js";
 import { attentionBlock } from "./attention.js";
+import { editBlock } from "./edits.js";
 
 export function linkTo(e) {
   const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
@@ -166,8 +167,18 @@ export function showPanel() {
     for (const e of buffers) list.append(html("div", {}, html("b", {}, S[E.args[e]]), " " + S[E.shape[e]]));
     panel.append(html("h3", {}, "Buffers"), list);
   }
+  panel.append(editBlock(editedKey(i)));
   panel.append(idleBlock(i));
   panel.append(placeBlock(placesOf(i)));
+}
+/* The key that an edit of a part names; null if it cannot be edited. */
+function editedKey(i) {
+  if (i === failedUnit) return null;
+  if (PART[P.part[i]] === "module" && S[P.path[i]]) {
+    return S[P.path[i]] + (P.passes[i] > 1 ? ":" + passNumber(i, Math.min(state.pass.get(i) || 0, carriedPasses(i) - 1)) : "");
+  }
+  const own = isUnit(i) ? entriesNow(i)[0] : undefined, label = own === undefined ? "" : S[E.label[own]];
+  return label && !/^(output|buffer)_/.test(label) ? label : null;
 }
 function showModel() {
   panel.append(html("h2", {}, D.title), html("div", { class: "sub" }, D.failure ? "The forward pass failed." : "One forward pass."));
