@@ -60,19 +60,22 @@ def test_an_estimate_is_the_change_times_the_gradient() -> None:
 def test_queries_and_keys_go_through_the_exact_attention() -> None:
     _, _, _, history, other = pair()
     for part in ("q", "k"):
-        site = edits.site("h.1.attn", part=part, head=2)  # type: ignore[arg-type]
+        site = edits.site("h.1.attn", part=part, head=2)
         calls = history.find("scaled*", module="h.1.attn")
         graph = tl.log_forward_pass(*gpt(), save_gradients=True)
         metric(graph.output).backward()
         mixed = graph[calls[0].layer_label]
         label = {"q": 0, "k": 1, "v": 2}
         own, new = (
-            [log[name].tensor_contents for name in calls[0].parent_layers] for log in (history, other)
+            [log[name].tensor_contents for name in calls[0].parent_layers]
+            for log in (history, other)
         )
         changed = list(own)
         changed[label[part]] = own[label[part]].clone()
         changed[label[part]][:, 2] = new[label[part]][:, 2]
-        again = functional.scaled_dot_product_attention(*changed, is_causal=True)
+        again = functional.scaled_dot_product_attention(
+            changed[0], changed[1], changed[2], is_causal=True
+        )
         by_hand = ((again - mixed.tensor_contents) * mixed.grad_contents).sum()
         table = edits.attribution(history, [site], other, metric)
         assert table["estimate"][0] == pytest.approx(by_hand.item(), rel=1e-3)
@@ -103,7 +106,9 @@ def test_the_correlation_with_exact_effects_is_measured() -> None:
     _, _, _, history, other = pair()
     sites = history.sites("head")
     table = edits.attribution(history, sites, other, metric, check=8)
-    exact = history.sweep(sites, other, metric).to_pandas()["metric"] - metric(history.output).item()
+    exact = (
+        history.sweep(sites, other, metric).to_pandas()["metric"] - metric(history.output).item()
+    )
     known = table["exact"].notna()
     assert known.sum() == 8
     assert table["exact"][known].tolist() == pytest.approx(exact[known].tolist())

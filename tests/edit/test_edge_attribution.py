@@ -1,7 +1,5 @@
 """Edges between sites: scores against gradients by hand, circuits against a model run by hand."""
 
-from collections.abc import Iterable
-
 import pytest
 import torch
 
@@ -23,21 +21,6 @@ def pair() -> tuple[Gpt, tl.ModelHistory, tl.ModelHistory]:
     return model, tl.log_forward_pass(model, ids), tl.log_forward_pass(model, (ids + 5) % 20)
 
 
-def by_hand(model: Gpt, values: Iterable[list[Tensor]]) -> list[Tensor]:
-    """What each block adds, and the logits, where each is given the sum of the tensors for it."""
-    (number, found) = (0, [])
-    modules = [part for block in model.h for part in (block.attn, block.mlp)]
-    norms = [norm for block in model.h for norm in (block.ln_1, block.ln_2)]
-    for given in values:
-        x = sum(given[1:], given[0])
-        if number < len(modules):
-            found.append(modules[number](norms[number](x)))
-        else:
-            found.append(model.head(x))
-        number += 1
-    return found
-
-
 def test_scores_are_changes_times_gradients_at_the_input_of_the_target() -> None:
     model, history, other = pair()
     table = edits.edge_attribution(history, NODES, other, metric)
@@ -46,12 +29,15 @@ def test_scores_are_changes_times_gradients_at_the_input_of_the_target() -> None
     for number in range(7):  # each use of a value is a leaf of its own, on top of that value
         uses[number] = [torch.zeros_like(values[0], requires_grad=True) for _ in values]
         given = [value + use for value, use in zip(values, uses[number], strict=True)]
-        steps: list[list[Tensor]] = [[] for _ in range(number)]
-        module = (*[part for block in model.h for part in (block.attn, block.mlp)], model.head)[number]
-        norm = (*[norm for block in model.h for norm in (block.ln_1, block.ln_2)], torch.nn.Identity())
+        module = (*[part for block in model.h for part in (block.attn, block.mlp)], model.head)[
+            number
+        ]
+        norm = (
+            *[norm for block in model.h for norm in (block.ln_1, block.ln_2)],
+            torch.nn.Identity(),
+        )
         end = module(norm[number](sum(given[1:], given[0])))
         values.append(end)
-        assert not any(steps)
     assert end is not None
     metric(end).backward()
     names = [*NODES, "output"]
@@ -91,9 +77,7 @@ def test_a_circuit_is_what_the_model_gives_if_only_its_edges_carry_the_recorded_
     edges = edits.edge_attribution(history, NODES, other, metric)
     table = edits.faithfulness(history, NODES, other, metric, edges, [0, 7, 12, len(edges)])
     names = [*NODES, "output"]
-    old, new = (
-        [log[name].tensor_contents.detach() for name in NODES] for log in (history, other)
-    )
+    old, new = ([log[name].tensor_contents.detach() for name in NODES] for log in (history, other))
     norms = [norm for block in model.h for norm in (block.ln_1, block.ln_2)]
     modules = [part for block in model.h for part in (block.attn, block.mlp)]
     found = []
@@ -106,7 +90,9 @@ def test_a_circuit_is_what_the_model_gives_if_only_its_edges_carry_the_recorded_
                 for source, value in enumerate(values)
             ]
             x = sum(given[1:], given[0])
-            values.append(modules[target - 1](norms[target - 1](x)) if target < 7 else model.head(x))
+            values.append(
+                modules[target - 1](norms[target - 1](x)) if target < 7 else model.head(x)
+            )
         found.append(metric(values[-1]).item())
     assert found[0] == pytest.approx(metric(other.output).item(), rel=1e-4)
     assert found[-1] == pytest.approx(metric(history.output).item(), rel=1e-4)
@@ -140,7 +126,9 @@ def test_any_graph_has_edges_and_parts_of_one_value_have_none_between_them() -> 
 def test_all_edges_together_restore_the_model_in_any_architecture(name: str) -> None:
     model, args, kwargs = ARCHITECTURES[name].make()
     others = [own.flip(-1) for own in args]
-    other_kwargs = {key: own.flip(-1) if torch.is_tensor(own) else own for key, own in kwargs.items()}
+    other_kwargs = {
+        key: own.flip(-1) if torch.is_tensor(own) else own for key, own in kwargs.items()
+    }
     history = tl.log_forward_pass(model, args, kwargs)
     other = tl.log_forward_pass(model, others, other_kwargs)
     block = ARCHITECTURES[name].block

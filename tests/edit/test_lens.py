@@ -82,7 +82,9 @@ def test_shares_add_up_and_are_linear_with_the_norm_as_it_was(name: str) -> None
     assert table["module"].tolist() == ["", "wte", "h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"]
     x, own = (history[key].tensor_contents for key in ("h.1", "h.0.mlp"))
     if name == "layer":
-        own = (own - own.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        own = (own - own.mean(-1, keepdim=True)) / (
+            x.var(-1, keepdim=True, correction=0) + 1e-5
+        ).sqrt()
         own = own * model.norm.weight
     else:
         epsilon = 1e-5 if name == "written out" else torch.finfo(torch.float32).eps
@@ -94,7 +96,7 @@ def test_shares_add_up_and_are_linear_with_the_norm_as_it_was(name: str) -> None
 def test_a_model_without_residual_connections_needs_its_stream() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     history = tl.log_forward_pass(model, torch.rand(2, 4))
-    with pytest.raises(EditError, match="has no residual connection. Say where"):
+    with pytest.raises(EditError, match=r"has no residual connection\. Say where"):
         edits.logit_lens(history)
     table = edits.direct_attribution(history, lambda out: out[0, 1], stream="1")
     assert table["share"].sum() == pytest.approx(history.output[0, 1].item(), abs=1e-6)

@@ -54,10 +54,11 @@ def test_rounding_is_what_a_cast_does_and_int8_has_255_steps() -> None:
     torch.testing.assert_close(steps, steps.round())
     assert (rounded - value).abs().max() <= value.abs().max() / 254 * 1.001
     assert not edits.rounding(torch.int8)(torch.zeros(3)).any()
-    with pytest.raises(TypeError, match="dtype must be torch.int8 or a floating-point type"):
+    with pytest.raises(TypeError, match=r"dtype must be torch\.int8 or a floating-point type"):
         edits.rounding(torch.int64)
-    with pytest.raises(KeyError, match="has no module 'h.9'"), edits.run_in(
-        gpt()[0], ["h.9"], torch.float16
+    with (
+        pytest.raises(KeyError, match=r"has no module 'h\.9'"),
+        edits.run_in(gpt()[0], ["h.9"], torch.float16),
     ):
         pass
 

@@ -12,6 +12,7 @@ import torch
 
 from torchlens._edit.attribution import Changed, Metric, changed_at, scalar
 from torchlens._edit.replayer import Replayer
+from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.sites import Site
 from torchlens._text.error_wording import is_whole
@@ -40,7 +41,7 @@ def edge_attribution(
     nodes = _nodes(history._replayer, sites, edit)
     edges = _scores(history._replayer, nodes, metric, None)
     if steps:
-        sources = {*range(len(nodes))} - {target for _, target in edges}
+        sources = {number for number, own in _sources(history._log, nodes).items() if not own}
         passes = [
             _scores(history._replayer, nodes, metric, ((number + 0.5) / steps, sources))
             for number in range(steps)
@@ -93,24 +94,49 @@ def _scores(
     changes = [node.place.read(node.difference).double() for node in nodes]
     gradients = {len(nodes): torch.ones_like(output)}
     ends, edges = {**raw, len(nodes): output}, {}
-    for target in range(len(nodes), 0, -1):
-        before = [number for number in range(target) if _is_before(nodes, number, target)]
-        if target not in gradients or not before or not ends[target].requires_grad:
-            continue
-        starts = [leaves[number] for number in before]
-        found = torch.autograd.grad(
-            ends[target], starts, gradients[target], retain_graph=True, allow_unused=True
-        )
-        for number, gradient in zip(before, found, strict=True):
+    for target, sources in reversed(_sources(replayer.log, nodes).items()):
+        starts = [leaves[number] for number in sources]
+        found: Sequence[Tensor | None] = [None] * len(starts)
+        if starts and target in gradients and ends[target].requires_grad:
+            found = torch.autograd.grad(
+                ends[target], starts, gradients[target], retain_graph=True, allow_unused=True
+            )
+        for number, gradient in zip(sources, found, strict=True):
+            edges[number, target] = 0.0
             if gradient is not None:
                 edges[number, target] = float((changes[number] * gradient.double()).sum())
                 gradients[number] = gradients.get(number, 0) + gradient
     return dict(sorted(edges.items()))
 
 
-def _is_before(nodes: Sequence[Changed], number: int, target: int) -> bool:
-    """True unless both are parts of one value."""
-    return target == len(nodes) or nodes[number].place.entry < nodes[target].place.entry
+def _sources(log: Log, nodes: Sequence[Changed]) -> dict[int, list[int]]:
+    """For each site, and for the output, those that lead to it without passing another."""
+    at: dict[int, list[int]] = {}
+    for number, node in enumerate(nodes):
+        at.setdefault(node.place.entry, []).append(number)
+    closed = {entry for entry, own in at.items() if _is_covered([nodes[one] for one in own])}
+    starts = [log.graph.parents[node.place.entry] for node in nodes]
+    found = {}
+    for target, start in enumerate([*starts, log.graph.outputs[:1]]):
+        seen: set[int] = set()
+        pending = list(start)
+        while pending:
+            entry = pending.pop()
+            if entry not in seen:
+                seen.add(entry)
+                pending += [] if entry in closed else log.graph.parents[entry]
+        found[target] = [number for number, node in enumerate(nodes) if node.place.entry in seen]
+    return found
+
+
+def _is_covered(nodes: Sequence[Changed]) -> bool:
+    """True if the sites at one value are all of it: nothing passes beside them."""
+    if any(node.site.directions is not None for node in nodes):
+        return False
+    mask = torch.zeros_like(nodes[0].difference)
+    for node in nodes:
+        mask = node.place.write(mask, torch.ones_like(node.place.read(mask)))
+    return bool(mask.all())
 
 
 # -- how well some edges do it alone

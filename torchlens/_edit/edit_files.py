@@ -138,7 +138,8 @@ def _site_from(document: dict[str, Any], tensors: dict[str, Tensor]) -> Site:
 
 def _edit_from(document: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     if "at" in document:
-        return At(*map(_from_plain, document["at"]), _edit_from(document["edit"], tensors))
+        steps, tokens = map(_from_plain, document["at"])
+        return At(steps, tokens, _edit_from(document["edit"], tensors))
     if "control" in document:
         return Control(_edit_from(document["edit"], tensors), document["control"])
     if "add" in document:

@@ -9,6 +9,7 @@ import torch
 
 from torchlens._edit.batches import Batch, batches_of
 from torchlens._edit.certificate import Certificate
+from torchlens._edit.changes import Control
 from torchlens._edit.plan import Target
 from torchlens._edit.replayer import Replayer, Task, listed
 from torchlens._history.layer_entry import LayerEntry
@@ -116,7 +117,7 @@ def sweep(
     edits = edit if isinstance(edit, list | tuple) else [edit]
     if metric is not None and not callable(metric):
         raise TypeError(f"metric must be a function of the output, or None, got {got(metric)}.")
-    pairs = [(site, own, _edit_at(replayer, site, own)) for own in edits for site in chosen]
+    pairs = [(site, own, edit_at(replayer, site, own)) for own in edits for site in chosen]
     run = _Run(replayer, metric, outputs, hold)
     targets = [replayer.target(site, resolved) for site, _, resolved in pairs]
     done = run.batched(targets, _batch_size(batched)) if batched else run.singly(targets)
@@ -137,8 +138,10 @@ def _batch_size(batched: bool | int) -> int:
     return batched
 
 
-def _edit_at(replayer: Replayer, site: Site, edit: Any) -> Any:
+def edit_at(replayer: Replayer, site: Site, edit: Any) -> Any:
     """The edit at a site: of another history, its value there."""
+    if isinstance(edit, Control):
+        return Control(edit_at(replayer, site, edit.edit), edit.seed)
     if not isinstance(edit, ModelHistory):
         return edit
     log = edit._log
@@ -160,6 +163,8 @@ def _shape_at(replayer: Replayer, site: Site) -> tuple[int, ...]:
 
 def _name_of(edit: Any) -> str:
     """An edit in a word or two, for the table."""
+    if isinstance(edit, Control):
+        return f"control of {_name_of(edit.edit)}"
     if isinstance(edit, ModelHistory):
         return f"of another {edit.model_name}"
     if isinstance(edit, LayerEntry):

@@ -244,23 +244,39 @@ class ReplayProgram:
                 new = None if change is None else change(value)
                 live[number] = value if new is None else new
         for step in self.steps:
-            results = self._results(step, live, copy)
+            apart = self._apart(step, at)
+            results = self._results(step, live, copy, apart)
             for index, number, shape in step.numbers:
                 value = results[index]
                 if value.shape != shape:
                     self._refuse_shape(number, value, shape)
                 change = at.get(number)
-                live[number] = value if change is None else self._exchanged(number, value, change)
+                live[number] = (
+                    value if change is None else self._exchanged(number, value, change, apart)
+                )
             for number in step.last_read:
                 del live[number]
         live.update(copies)
         return live
 
+    def _apart(self, step: ReplayStep, at: Mapping[int, Exchanged]) -> list[Tensor] | None:
+        """A list for the tensor that a call in place would write to, if its result is exchanged and
+        the call may keep it for the backward pass, which then must not be written to.
+        """
+        if not torch.is_grad_enabled() or len(step.written) != 1 or len(step.numbers) != 1:
+            return None
+        number = step.numbers[0][1]
+        return [] if number in at and self.cone.is_inplace(number) else None
+
     def _results(
-        self, step: ReplayStep, live: dict[int, Tensor], copy: Callable[[Tensor], Tensor]
+        self,
+        step: ReplayStep,
+        live: dict[int, Tensor],
+        copy: Callable[[Tensor], Tensor],
+        apart: list[Tensor] | None,
     ) -> Sequence[Tensor]:
         try:
-            results = step.results(live, copy)
+            results = step.results(live, copy, apart)
         except EditError:
             raise
         except Exception as error:  # the operation may raise anything, given other values
@@ -283,12 +299,16 @@ class ReplayProgram:
             )
         return self.calls.saved(number)
 
-    def _exchanged(self, number: int, value: Tensor, change: Exchanged) -> Tensor:
+    def _exchanged(
+        self, number: int, value: Tensor, change: Exchanged, apart: list[Tensor] | None
+    ) -> Tensor:
         """What takes the place of a value: in its memory, if the call wrote to that."""
         if not self.cone.is_inplace(number):
             new = change(value)
             return value if new is None else new
         new = change(value.clone())
+        if apart:
+            return apart[0].copy_(value if new is None else new)
         if new is not None:
             value.copy_(new)
         return value

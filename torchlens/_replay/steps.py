@@ -67,9 +67,15 @@ class ReplayStep:
         self.numbers: list[tuple[int, int, tuple[int, ...]]] = []
 
     def results(
-        self, live: dict[int, Tensor], copy: Callable[[Tensor], Tensor] = Tensor.clone
+        self,
+        live: dict[int, Tensor],
+        copy: Callable[[Tensor], Tensor] = Tensor.clone,
+        apart: list[Tensor] | None = None,
     ) -> Sequence[Tensor]:
-        """The tensors that the call returns, or that it writes to if it returns none."""
+        """The tensors that the call returns, or that it writes to if it returns none.
+
+        With `apart`, it writes to copies, and `apart` gets the tensors that it would write to.
+        """
         args, kwargs = self.args.copy(), self.kwargs
         for position, number in self.flat:
             args[position] = live[number]
@@ -78,6 +84,10 @@ class ReplayStep:
             args, kwargs = filled(args, kwargs, places)
         for position in self.fresh:
             args[position] = copy(args[position])
+        if apart is not None:
+            for position in self.written:
+                apart.append(args[position])
+                args[position] = args[position].clone()
         if self.generators:
             set_generators(self.generators)
         if self.modes is None:
