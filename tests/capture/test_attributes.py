@@ -42,6 +42,16 @@ KEPT: dict[str, tuple[Any, Any, str]] = {
 }
 
 
+def test_a_module_that_returns_a_tensor_from_outside_has_a_key() -> None:
+    model = Model(lambda self, x: x + self.outside(x), outside=Model(lambda self, x: GLOBAL))
+    history = tl.log_forward_pass(model, torch.rand(3))
+    made = history["outside"]
+    assert (made.layer_label, made.parent_layers) == ("identity_1_1", [])
+    assert torch.equal(made.tensor_contents, GLOBAL)
+    assert history["add"].parent_layers == ["input_1_0", "identity_1_1"]
+    assert tl.validate_saved_activations(model, torch.rand(3))
+
+
 @pytest.mark.parametrize("saved", ["all", "none", "add"])
 @pytest.mark.parametrize("way", KEPT)
 def test_a_tensor_kept_as_an_attribute_is_a_buffer_with_its_address(way: str, saved: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from benchmarks.zoo.libraries import import_transformers
 from tests.networks import Model
 
 KEYS = [
@@ -77,7 +78,8 @@ def test_naming_layers_runs_the_model_once_on_its_own_inputs(
 
 
 def test_naming_labels_adds_to_a_cache_of_transformers_once() -> None:
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
+    transformers = import_transformers()
     config = transformers.LlamaConfig(
         vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2,

@@ -1,6 +1,7 @@
 """Lookup keys, and what is said where there is none."""
 
 import re
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import pytest
@@ -177,6 +178,13 @@ def test_a_key_means_the_same_layer_in_reading_and_saving(key: str, label: str) 
     assert history.layers_with_saved_activations == [label]
     for entry in history:
         assert all(history[own] == entry for own in entry.lookup_keys)
+
+
+def test_a_module_called_output_is_saved_by_its_address() -> None:
+    inner = nn.Sequential(OrderedDict(dense=nn.Linear(3, 3), act=nn.ReLU()))
+    model = nn.Sequential(OrderedDict(output=nn.Sequential(OrderedDict(output=inner))))
+    history = tl.log_forward_pass(model, torch.rand(2, 3), layers_to_save="output.output.dense")
+    assert [e.layer_label for e in history if e.has_saved_activations] == ["linear_1_1"]
 
 
 def test_a_shared_module_is_found_by_all_its_names() -> None:

@@ -281,6 +281,34 @@ def test_a_custom_operator_passes():
     assert report.passed, str(report)
 
 
+class Packed(torch.Tensor):
+    """Stands for `numbers * scale`, and becomes that in every operation, copies included."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, numbers, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32)
+
+    def __init__(self, numbers, scale):
+        self.numbers, self.scale = numbers, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        unpacked = [own.numbers * own.scale if isinstance(own, cls) else own for own in args]
+        return func(*unpacked, **(kwargs or {}))
+
+
+def test_a_weight_that_a_copy_unpacks_passes():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    numbers = torch.randint(-9, 9, (4, 3), dtype=torch.int8)
+    model[0].weight = nn.Parameter(Packed(numbers, 0.1), requires_grad=False)
+    report = validate_forward_pass(model, torch.rand(2, 3))
+    assert report.passed, report
+
+
 def test_a_functional_transform_passes():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -224,18 +224,16 @@ class ModuleTracker:
         return made
 
     def _returned(self, call: int, named: Iterable[tuple[Path, torch.Tensor]]) -> list[int]:
-        """The entries that a call returned; an argument that it returns becomes a new entry."""
+        """The entries that a call returned; what it returns and did not make becomes a new entry."""
         recorder = self.recorder
         returned = []
         for path, tensor in named:
             entry = recorder.entry_of(tensor)
-            is_older = entry is not None and 0 <= entry < self._rows_before[call]
             if entry is None:
-                entry = recorder.meet(tensor)
-                is_older = entry is not None
-            if is_older:
+                recorder.meet(tensor)
+            if entry is None or 0 <= entry < self._rows_before[call]:
                 entry = record_identity(recorder, tensor)
-            if entry is not None and entry >= 0:
+            if entry >= 0:
                 returned.append(entry)
                 if path:
                     self.parts.append((call, path, entry))

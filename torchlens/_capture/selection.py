@@ -16,8 +16,8 @@ from torchlens._recording.recording import ModuleCall
 # What follows the type in a label consists of these.
 _NUMBERING = "_:0123456789"
 _LABEL = re.compile(r"(.+?)_\d+(?:_\d+)?(?::\d+)?")
-# A tensor of what a module returned: `lstm.output.1.0`, `lstm:2.output.1.0`.
-_PART = re.compile(r"(.+?)(:\d+)?\.output\..+")
+# What comes after it in a key names a tensor of what a module returned: `lstm:2.output.1.0`.
+_PART = re.compile(r"\.output\.")
 _BOUNDARIES = {INPUT.layer_type, BUFFER.layer_type, OUTPUT.layer_type}
 
 
@@ -57,12 +57,14 @@ class Selection:
         self._known_calls: dict[int, bool] = {}
         known = frozenset(parts.addresses.values())
         for key in keys:
-            address = _PART.sub(r"\1\2", first_address(key, parts.aliases))
+            address = first_address(key, parts.aliases)
+            starts = [address, *(address[: part.start()] for part in _PART.finditer(address))]
+            addresses = [start for start in starts if start.partition(":")[0] in known]
             label = _LABEL.fullmatch(key)
             if label is not None:
                 self._label_types.add(label[1])
-            if address.partition(":")[0] in known:
-                self._addresses.add(address)
+            if addresses:  # several: a module may itself be called `output`
+                self._addresses.update(addresses)
             else:  # possibly a part of a label or of an address
                 self._type_parts.append(key.rstrip(_NUMBERING))
                 self._address_parts.append(address.partition(":")[0])

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from torchlens._recording.regions import Region, region_of, storage_of
 from torchlens._recording.trees import SLICE_BOUNDS, Path
-from torchlens._recording.wrappers import copy_of, has_memory, inner_of
+from torchlens._recording.wrappers import copy_of, has_memory, holds_others, inner_of
 from torchlens._replay.values import same
 
 Tensor = torch.Tensor
@@ -128,11 +128,15 @@ class Snapshots:
         if not has_memory(tensor):
             return torch.empty_like(tensor, device="meta")
         try:
-            return _as_class(type(tensor), _copy(tensor, region), tensor)
+            copy = _as_class(type(tensor), _copy(tensor, region), tensor)
         except (NotImplementedError, RuntimeError, TypeError):
-            name = f"{type(tensor).__name__} ({tensor.dtype})"
-            self.uncopied[name] = self.uncopied.get(name, 0) + 1
-            return tensor
+            copy = None
+        # Some wrappers, such as of packed weights, become what they stand for when they are copied.
+        if copy is not None and (type(copy) is type(tensor) or not holds_others(tensor)):
+            return copy
+        name = f"{type(tensor).__name__} ({tensor.dtype})"
+        self.uncopied[name] = self.uncopied.get(name, 0) + 1
+        return tensor
 
     def know(self, tensor: Tensor, copy: Tensor) -> None:
         """Registers `copy` as the last snapshot of `tensor`."""
