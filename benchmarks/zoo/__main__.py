@@ -1,8 +1,9 @@
 """Runs the zoo: `python -m benchmarks.zoo [filter ...] [--jobs N] [--resume]`.
 
 Each model is checked in a process of its own, so that one that crashes or hangs is named and the
-rest goes on. Results are kept as they come in output/zoo.jsonl; `--resume` takes up from there. At
-the end docs/zoo.md is written from all results there are.
+rest goes on. Results are kept as they come in output/zoo.jsonl, and `--resume` takes up from there:
+the zoo can be run in parts, and stopped at any time. docs/zoo.md is written once all models have a
+result, or with `--table`.
 """
 
 import argparse
@@ -54,6 +55,9 @@ def main() -> int:
     parser.add_argument(
         "--failed", action="store_true", help="like --resume, but check those that failed again"
     )
+    parser.add_argument(
+        "--table", action="store_true", help="write docs/zoo.md although some have no result yet"
+    )
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     options = parser.parse_args()
     chosen = [
@@ -93,8 +97,11 @@ def main() -> int:
             flush=True,
         )
     unchecked = [name for name in SPECIMENS if name not in results]
-    write_table(_TABLE, [results[name] for name in SPECIMENS if name in results], unchecked)
-    print(f"Written: {_TABLE.relative_to(_ROOT)}")
+    if options.table or not unchecked:
+        write_table(_TABLE, [results[name] for name in SPECIMENS if name in results], unchecked)
+        print(f"Written: {_TABLE.relative_to(_ROOT)}")
+    else:
+        print(f"{len(unchecked)} models have no result yet, so docs/zoo.md stays as it is.")
     failed = [results[name] for name in chosen if name in results and results[name].reasons]
     absent = [name for name in chosen if name in results and results[name].absence]
     print(
@@ -111,7 +118,7 @@ def _describe(result: Result) -> str:
         return f"absent {result.name}: {result.absence}"
     if result.reasons:
         return f"FAIL   {result.name}: {'; '.join(result.reasons)[:400]}"
-    trained = ", trained" if result.trained else ""
+    trained = f", trained ({result.gradients} gradients)" if result.trained else ""
     return (
         f"holds  {result.name}: {result.entries} entries, {result.layers} layers, time "
         f"×{result.time_ratio}, memory ×{result.memory_ratio}{trained} ({result.seconds:.1f} s)"

@@ -1,17 +1,26 @@
 """Logging one model and holding the log against a plain run."""
 
-import random
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 import torchlens as tl
+from benchmarks.zoo.runs import (
+    all_equal,
+    arguments_of,
+    call,
+    compare_runs,
+    equal,
+    log,
+    run_seeded,
+    seed,
+    tensors_in,
+)
 from benchmarks.zoo.specimen import Absent, Case, Specimen
 from benchmarks.zoo.torch_state import (
     changes_of_model,
@@ -19,11 +28,11 @@ from benchmarks.zoo.torch_state import (
     state_of_model,
     state_of_torch,
 )
+from benchmarks.zoo.training import Untrainable, check_training
 from tests.validate.proof import prove
 
 __all__ = ["Result", "check"]
 
-SEED = 1234
 _MAX_REASONS = 5
 
 
@@ -40,6 +49,8 @@ class Result:
     memory_ratio: float | None = None
     validated: bool = False
     trained: bool = False
+    gradients: int = 0
+    untrained: str = ""  # why not
     seconds: float = 0.0
     trace: str = ""
     absence: str = ""
@@ -60,14 +71,12 @@ def check(specimen: Specimen) -> Result:
     start = time.perf_counter()
     try:
         with _third_party_warnings_ignored():
-            _seed()
+            seed()
             case = specimen.make()
             case.model.eval()
             _check_eval(specimen, case, result)
-            if specimen.trains:
-                _seed()
-                _check_training(specimen.make(), result)
-                result.trained = True
+            seed()
+            _train(specimen.make(), result)
     except Absent as absence:
         result.absence = str(absence)
     except (
@@ -87,24 +96,24 @@ def check(specimen: Specimen) -> Result:
 def _check_eval(specimen: Specimen, case: Case, result: Result) -> None:
     model, reasons = case.model, result.reasons
     with torch.no_grad():
-        first = _run_seeded(lambda: _call(case))
+        first = run_seeded(lambda: call(case))
         # Compared with the second: some models prepare themselves in the first, and draw random
         # numbers for it.
-        plain = _run_seeded(lambda: _call(case))
-        if not _all_equal(first.tensors, plain.tensors):
+        plain = run_seeded(lambda: call(case))
+        if not all_equal(first.tensors, plain.tensors):
             reasons.append(
                 "the model itself gives two results for one seed; nothing can be compared"
             )
             return
         module_outputs = _module_outputs(case)
         torch_before, model_before = state_of_torch(), state_of_model(model)
-        logged = _run_seeded(lambda: _log(case))
+        logged = run_seeded(lambda: log(case))
         reasons += changes_of_torch(torch_before)
         reasons += changes_of_model(model_before, model)
         history = logged.value
-        _compare_runs(plain, logged, reasons)
+        compare_runs(plain, logged, reasons)
         outputs = [history[label].tensor_contents for label in history.output_layers]
-        if not _all_equal(plain.tensors, outputs):
+        if not all_equal(plain.tensors, outputs):
             reasons.append("the output entries hold other values than the model returned")
         _compare_modules(history, module_outputs, reasons)
         if history.num_tensors_saved != history.num_tensors_total:
@@ -123,18 +132,18 @@ def _check_eval(specimen: Specimen, case: Case, result: Result) -> None:
             )
         del first, history, outputs, logged, module_outputs
         result.time_ratio = _ratio(
-            lambda: _timed(lambda: _log(case)), lambda: _timed(lambda: _call(case))
+            lambda: _timed(lambda: log(case)), lambda: _timed(lambda: call(case))
         )
         result.memory_ratio = _ratio(
-            lambda: _peak_bytes(lambda: _log(case)), lambda: _peak_bytes(lambda: _call(case)), 1
+            lambda: _peak_bytes(lambda: log(case)), lambda: _peak_bytes(lambda: call(case)), 1
         )
     _validate(case, result)
 
 
 def _validate(case: Case, result: Result) -> None:
     """The checks of `validate_forward_pass`, and those of the bookkeeping."""
-    args, kwargs = _fresh(case)
-    _seed()
+    args, kwargs = arguments_of(case)
+    seed()
     report = prove(case.model, *args, **kwargs)
     result.validated = report.passed
     result.reasons += [f"validation: {finding}" for finding in report.findings[:_MAX_REASONS]]
@@ -156,7 +165,7 @@ def _module_outputs(case: Case) -> dict[str, list[torch.Tensor]]:
     def listen(address: str) -> Any:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
             counts[address] = counts.get(address, 0) + 1
-            seen[f"{address}:{counts[address]}"] = [tensor.clone() for tensor in _tensors(output)]
+            seen[f"{address}:{counts[address]}"] = [tensor.clone() for tensor in tensors_in(output)]
 
         return hook
 
@@ -166,7 +175,7 @@ def _module_outputs(case: Case) -> dict[str, list[torch.Tensor]]:
         if address
     ]
     try:
-        _run_seeded(lambda: _call(case))
+        run_seeded(lambda: call(case))
     finally:
         for handle in handles:
             handle.remove()
@@ -187,7 +196,7 @@ def _compare_modules(
     first_loser = ""
     for name, tensors in expected.items():
         for tensor in tensors:
-            if name in left and not any(_equal(tensor, value) for value in left[name] + lost):
+            if name in left and not any(equal(tensor, value) for value in left[name] + lost):
                 lost.append(tensor)
                 first_loser = first_loser or name
     # What leads neither from an input nor to an output is left out of a log, and counted.
@@ -216,176 +225,14 @@ def _read_everything(history: tl.ModelHistory) -> None:
             raise AssertionError(f"{entry.layer_label} disagrees with itself about its parents")
 
 
-# -- training
-# --------------------------------------------------------------------------------------------------
-
-
-def _check_training(case: Case, result: Result) -> None:
-    """In training mode: the same outputs, generator state, buffers and parameter gradients as a
-    plain step.
-    """
-    model, reasons = case.model.train(), result.reasons
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    plain = _run_seeded(lambda: _call(case))
-    _loss(plain.tensors).backward()
-    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
-    model.load_state_dict(state)
-    model.zero_grad(set_to_none=True)
-    torch_before, model_before = state_of_torch(), state_of_model(model)
-    logged = _run_seeded(lambda: _log(case, save_gradients=True))
-    reasons += [
-        f"training: {change}"
-        for change in changes_of_torch(torch_before) + changes_of_model(model_before, model)
-    ]
-    training_reasons: list[str] = []
-    _compare_runs(plain, logged, training_reasons)
-    _loss(logged.tensors).backward()
-    for name, parameter in model.named_parameters():
-        if not _equal(expected[name], parameter.grad):
-            training_reasons.append(f"the gradient of {name} differs from a plain step's")
-            break
-    for name, buffer in model.named_buffers():
-        if not _equal(buffers[name], buffer):
-            training_reasons.append(f"buffer {name} differs from a plain step's")
-            break
-    history = logged.value
-    for entry in history:
-        if entry.has_saved_grad and tuple(entry.grad_shape) != tuple(entry.tensor_shape):
-            training_reasons.append(
-                f"the gradient of {entry.layer_label} has another shape than its tensor"
-            )
-            break
-    if not history.layers_with_saved_gradients:
-        training_reasons.append("no gradient was saved")
-    reasons += [f"training: {reason}" for reason in training_reasons]
-
-
-def _loss(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """A number that every differentiable output has a share in."""
-    shares = [
-        tensor.float().square().mean()
-        for tensor in tensors
-        if tensor.requires_grad and tensor.numel()
-    ]
-    return torch.stack(shares).sum()
-
-
-# -- running
-# --------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Run:
-    value: Any
-    tensors: list[torch.Tensor]
-    generators: tuple[Any, ...]
-
-
-def _run_seeded(run: Callable[[], tuple[Any, Any]]) -> _Run:
-    """`run` answers (value, what the model returned)."""
-    _seed()
-    value, returned = run()
-    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    return _Run(value, list(_tensors(returned)), generators)
-
-
-def _seed() -> None:
-    random.seed(SEED)
-    np.random.seed(SEED)
-    torch.manual_seed(SEED)
-
-
-def _fresh(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments anew, as a model may write into them or, like a cache, be changed by them."""
-    return _copied(case.args), _copied(case.kwargs)
-
-
-def _copied(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.clone()
-    if type(tree) in (list, tuple):
-        return type(tree)(map(_copied, tree))
-    if type(tree) is dict:
-        return {key: _copied(item) for key, item in tree.items()}
-    return tree
-
-
-def _call(case: Case) -> tuple[Any, Any]:
-    args, kwargs = _fresh(case)
-    returned = case.model(*args, **kwargs)
-    return returned, returned
-
-
-def _log(case: Case, **options: Any) -> tuple[tl.ModelHistory, Any]:
-    """Logs the model; a hook of its own tells what the model returned meanwhile."""
-    returned = []
-    handle = case.model.register_forward_hook(lambda module, args, output: returned.append(output))
+def _train(case: Case, result: Result) -> None:
     try:
-        args, kwargs = _fresh(case)
-        history = tl.log_forward_pass(case.model, list(args), kwargs, **options)
-    finally:
-        handle.remove()
-    return history, returned[-1]
-
-
-def _compare_runs(plain: _Run, logged: _Run, reasons: list[str]) -> None:
-    if not _all_equal(plain.tensors, logged.tensors):
-        reasons.append("the model returned something else while it was logged")
-    for kind, before, after in zip(
-        ("python", "numpy", "torch"), plain.generators, logged.generators, strict=True
-    ):
-        if not _same_state(before, after):
-            reasons.append(f"the state of the {kind} generator differs from a plain run's")
-
-
-def _same_state(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    return all(map(np.array_equal, a, b))
-
-
-# -- tensors
-# --------------------------------------------------------------------------------------------------
-
-
-def _tensors(tree: Any, seen: frozenset[int] = frozenset()) -> Iterator[torch.Tensor]:
-    """The tensors in what a model returned: in lists, dicts, dataclasses and plain objects."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-        return
-    if id(tree) in seen or isinstance(tree, str | bytes | torch.nn.Module | type):
-        return
-    seen = seen | {id(tree)}
-    if isinstance(tree, Mapping):
-        items = list(tree.values())
-    elif isinstance(tree, list | tuple | set):
-        items = list(tree)
-    elif is_dataclass(tree) or hasattr(tree, "__dict__"):
-        items = list(vars(tree).values())
+        result.gradients, reasons = check_training(case)
+    except Untrainable as error:
+        result.untrained = str(error)
     else:
-        return
-    for item in items:
-        yield from _tensors(item, seen)
-
-
-def _equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """The same, NaN for NaN."""
-    if a is None or b is None:
-        return a is b
-    if a.dtype != b.dtype or a.layout != b.layout:
-        return False
-    if a.is_nested or a.is_quantized or a.layout != torch.strided:
-        return str(a) == str(b)
-    if a.shape != b.shape:
-        return False
-    if a.is_floating_point() or a.is_complex():
-        return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-    return torch.equal(a, b)
-
-
-def _all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(map(_equal, a, b))
+        result.reasons += reasons
+        result.trained = True
 
 
 # -- cost
@@ -393,16 +240,16 @@ def _all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 
 def _ratio(
-    numerator: Callable[[], float], denominator: Callable[[], float], num_runs: int = 3
+    numerator: Callable[[], float], denominator: Callable[[], float], num_runs: int = 2
 ) -> float | None:
     below = min(denominator() for _ in range(num_runs))
     return round(min(numerator() for _ in range(num_runs)) / below, 2) if below else None
 
 
 def _timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     kept = run()
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     del kept
     return seconds
 

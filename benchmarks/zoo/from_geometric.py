@@ -186,10 +186,10 @@ def _dna() -> Case:
 
 SPECIMENS = (
     *(
-        Specimen("torch_geometric", name, partial(_network, kind, options), trains=True)
+        Specimen("torch_geometric", name, partial(_network, kind, options))
         for name, (kind, options) in _NETWORKS.items()
     ),
-    Specimen("torch_geometric", "PNA", _pna, trains=True),
+    Specimen("torch_geometric", "PNA", _pna),
     Specimen("torch_geometric", "GCN-jumping_lstm", _jumping),
     *(
         Specimen("torch_geometric", name, partial(_layer, name, arguments, options))
@@ -203,7 +203,7 @@ SPECIMENS = (
         Specimen("torch_geometric", name, partial(_relational, name))
         for name in ("RGCNConv", "FastRGCNConv", "RGATConv")
     ),
-    Specimen("torch_geometric", "SchNet", _schnet, trains=True),
+    Specimen("torch_geometric", "SchNet", _schnet),
     *(
         Specimen("torch_geometric", name, partial(_graph_classifier, name))
         for name in ("TopKPooling", "SAGPooling", "ASAPooling")

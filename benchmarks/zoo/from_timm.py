@@ -63,13 +63,6 @@ _MODELS: tuple[tuple[str, int, bool], ...] = (
     False),
     ("legacy_xception", 64, False), ("xception41p", 64, False), ("xcit_nano_12_p8_224", 64, False),
 )  # fmt: skip
-_TRAINED = {
-    "cait_xxs24_224", "convnext_atto_rms", "crossvit_tiny_240", "deit_tiny_patch16_224",
-    "efficientvit_b0",
-    "gcvit_xxtiny", "ghostnet_050", "gmlp_ti16_224", "mobilevit_xxs", "regnetx_002", "resnest14d",
-    "rexnet_100",
-    "xcit_nano_12_p8_224",
-}  # fmt: skip
 _FEEDFORWARD = {"convnext_atto_rms", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"}
 
 
@@ -88,7 +81,7 @@ def _make(name: str, size: int, is_told: bool) -> Case:
 
 SPECIMENS = tuple(
     Specimen(
-        "timm", name, partial(_make, name, size, is_told), trains=name in _TRAINED,
+        "timm", name, partial(_make, name, size, is_told),
         is_recurrent=False if name in _FEEDFORWARD else None,
     )
     for name, size, is_told in _MODELS

@@ -330,50 +330,45 @@ _LAYERS: dict[str, Any] = {
     "parametrizations": _parametrized,
     "fold": _fold,
 }
-# No parameters; or (torch says so) a chain of in-place activations that overwrites what backward
-# needs.
-_UNTRAINABLE = {"activations_inplace", "fold", "unpooling"}
 _KINDS = ("RNN", "LSTM", "GRU")
 
 SPECIMENS = (
     *(
-        Specimen(
-            "torch.nn",
-            f"{kind}-{option}",
-            partial(_recurrent, kind, option),
-            trains="dropout" in option,
-        )
+        Specimen("torch.nn", f"{kind}-{option}", partial(_recurrent, kind, option))
         for kind in _KINDS
         for option in _RECURRENT_OPTIONS
     ),
     Specimen("torch.nn", "RNN-relu", _recurrent_relu),
-    Specimen("torch.nn", "LSTM-projected", _lstm_projected, trains=True),
+    Specimen("torch.nn", "LSTM-projected", _lstm_projected),
     Specimen("torch.nn", "LSTM-with_state", _lstm_with_state),
+    *(Specimen("torch.nn", f"{kind}-packed", partial(_packed, kind)) for kind in _KINDS),
     *(
-        Specimen("torch.nn", f"{kind}-packed", partial(_packed, kind), trains=True)
-        for kind in _KINDS
-    ),
-    *(
-        Specimen("torch.nn", kind, partial(_cell, kind), trains=True, is_recurrent=True)
+        Specimen("torch.nn", kind, partial(_cell, kind), is_recurrent=True)
         for kind in ("RNNCell", "LSTMCell", "GRUCell")
     ),
     *(
         Specimen(
-            "torch.nn", f"MultiheadAttention-{option}", partial(_attention, option), True, False
+            "torch.nn",
+            f"MultiheadAttention-{option}",
+            partial(_attention, option),
+            is_recurrent=False,
         )
         for option in _ATTENTION_OPTIONS
     ),
     *(
-        Specimen("torch.nn", f"Transformer-{option}", partial(_transformer, option), True, False)
+        Specimen(
+            "torch.nn", f"Transformer-{option}", partial(_transformer, option), is_recurrent=False
+        )
         for option in _TRANSFORMER_OPTIONS
     ),
-    Specimen("torch.nn", "Transformer-masked", _transformer_masked, True, False),
-    Specimen("torch.nn", "TransformerEncoder", partial(_encoder, False, False), True, False),
-    Specimen("torch.nn", "TransformerEncoder-padded", partial(_encoder, False, True), True, False),
-    Specimen("torch.nn", "TransformerEncoder-nested", partial(_encoder, True, True), True, False),
-    Specimen("torch.nn", "TransformerDecoder", _decoder, True, False),
-    *(
-        Specimen("torch.nn", name, make, trains=name not in _UNTRAINABLE)
-        for name, make in _LAYERS.items()
+    Specimen("torch.nn", "Transformer-masked", _transformer_masked, is_recurrent=False),
+    Specimen("torch.nn", "TransformerEncoder", partial(_encoder, False, False), is_recurrent=False),
+    Specimen(
+        "torch.nn", "TransformerEncoder-padded", partial(_encoder, False, True), is_recurrent=False
     ),
+    Specimen(
+        "torch.nn", "TransformerEncoder-nested", partial(_encoder, True, True), is_recurrent=False
+    ),
+    Specimen("torch.nn", "TransformerDecoder", _decoder, is_recurrent=False),
+    *(Specimen("torch.nn", name, make) for name, make in _LAYERS.items()),
 )

@@ -22,16 +22,6 @@ _CLASSIFICATION = {
     "swin_v2_t": 64, "vgg11": 32,
     "vgg11_bn": 32, "vgg16": 32, "vit_b_16": 64, "vit_b_32": 64, "wide_resnet50_2": 64,
 }  # fmt: skip
-_TRAINED = {
-    "densenet121",
-    "googlenet",
-    "mobilenet_v3_small",
-    "resnet18",
-    "shufflenet_v2_x0_5",
-    "swin_t",
-    "fcn_resnet50",
-    "r3d_18",
-}
 # Models whose image size is part of the architecture.
 _SIZED = {"vit_b_16": "image_size", "vit_b_32": "image_size"}
 _SEGMENTATION = (
@@ -95,17 +85,16 @@ def _flow(name: str) -> Case:
 SPECIMENS = (
     *(
         Specimen(
-            "torchvision", name, partial(_classifier, name, size), trains=name in _TRAINED,
+            "torchvision", name, partial(_classifier, name, size),
             is_recurrent=False,
         )
         for name, size in _CLASSIFICATION.items()
     ),
-    *(Specimen("torchvision", name, partial(_segmenter, name),
-    trains=name in _TRAINED) for name in _SEGMENTATION),
+    *(Specimen("torchvision", name, partial(_segmenter, name)) for name in _SEGMENTATION),
     *(
-        Specimen("torchvision", name, partial(_video, name, frames, size), trains=name in _TRAINED)
+        Specimen("torchvision", name, partial(_video, name, frames, size))
         for name, (frames, size) in _VIDEO.items()
     ),
-    Specimen("torchvision", "mvit", _multiscale, trains=True),
+    Specimen("torchvision", "mvit", _multiscale),
     *(Specimen("torchvision", name, partial(_flow, name), is_recurrent=True) for name in _FLOW),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 downloaded.
 """
 
+import importlib
 import inspect
 from functools import partial
 from typing import Any
@@ -182,13 +183,72 @@ _FED: dict[str, tuple[dict[str, Any], Any]] = {
     "vjepa2": ({"crop_size": 32, "frames_per_clip": 4}, lambda: {"pixel_values_videos": _pixels(32,
     4)}),
 }  # fmt: skip
+# Models with the head of a task, by the name of the automatic class: `AutoModelForCausalLM`.
+_WITH_HEAD = {
+    "AudioClassification": (
+        "audio-spectrogram-transformer data2vec-audio hubert wav2vec2 whisper "
+    ),
+    "CTC": (
+        "data2vec-audio hubert wav2vec2 "
+    ),
+    "CausalLM": (
+        "afmoe apertus arcee aria_text bart beam bert bert-generation big_bird "
+        "bigbird_pegasus biogpt bitnet blenderbot blenderbot-small bloom camembert "
+        "codegen cohere cohere2 cohere2_moe cpmant ctrl cwm data2vec-text deepseek_v2 "
+        "deepseek_v3 deepseek_v4 diffllama doge electra ernie ernie4_5 ernie4_5_moe "
+        "exaone4 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint gemma gemma2 "
+        "gemma3_text git glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss "
+        "gptj granite granitemoe llama mamba mamba2 marian mistral mixtral nemotron_h "
+        "olmoe opt phi3 qwen2_moe roberta roformer rwkv whisper xlm xlnet "
+    ),
+    "DepthEstimation": (
+        "glpn "
+    ),
+    "ImageClassification": (
+        "beit bit clip convnext convnextv2 cvt data2vec-vision dinov2 "
+        "dinov2_with_registers donut-swin focalnet hgnet_v2 imagegpt mobilenet_v1 "
+        "mobilevit resnet segformer siglip swiftformer swin swinv2 vit "
+    ),
+    "MaskedImageModeling": (
+        "deit focalnet swin swinv2 vit "
+    ),
+    "MaskedLM": (
+        "albert bart bert big_bird camembert convbert data2vec-text deberta deberta-v2 "
+        "distilbert electra ernie esm eurobert flaubert fnet ibert longformer "
+        "modernbert mpnet mra nystromformer reformer roberta roformer tapas yoso "
+    ),
+    "PreTraining": (
+        "lxmert visual_bert vit_mae "
+    ),
+    "QuestionAnswering": (
+        "canine led lxmert t5 "
+    ),
+    "SemanticSegmentation": (
+        "mobilevit segformer "
+    ),
+    "Seq2SeqLM": (
+        "bigbird_pegasus blenderbot blenderbot-small fsmt led marian "
+        "switch_transformers t5 "
+    ),
+    "SequenceClassification": (
+        "albert arcee biogpt bloom canine convbert ctrl deberta deberta-v2 deepseek_v2 "
+        "deepseek_v3 diffllama distilbert doge esm eurobert exaone4 falcon flaubert "
+        "fnet gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox "
+        "gpt_oss gptj ibert llama longformer mistral mixtral modernbert mpnet mra "
+        "nystromformer opt phi3 qwen2_moe reformer tapas xlnet yoso "
+    ),
+    "SpeechSeq2Seq": (
+        "moonshine speech_to_text "
+    ),
+    "TokenClassification": (
+        "apertus "
+    ),
+    "VideoClassification": (
+        "timesformer videomae vivit vjepa2 "
+    ),
+}  # fmt: skip
 _FEEDFORWARD = {"bert", "gpt2", "llama", "roberta", "swin", "vit"}
 _RECURRENT = {"albert", "t5"}  # one block used twice; one embedding for both encoder and decoder
-_TRAINED = {
-    "albert", "bart", "bert", "bloom", "clip", "distilbert", "gpt2", "gpt_neox", "llama", "mamba",
-    "mixtral", "opt",
-    "resnet", "rwkv", "segformer", "swin", "t5", "vit", "wav2vec2", "whisper", "xlnet",
-}  # fmt: skip
 
 
 # -- making one
@@ -200,6 +260,8 @@ def _tiny_config(cls: Any, extra: dict[str, Any]) -> Any:
     parts too.
     """
     defaults = cls()
+    if hasattr(defaults, "kv_lora_rank"):
+        extra = _LATENT_ATTENTION | extra
     fields = set(inspect.signature(cls.__init__).parameters).union(
         *(vars(base).get("__annotations__", {}) for base in cls.__mro__)
     )
@@ -220,7 +282,7 @@ def _tiny_config(cls: Any, extra: dict[str, Any]) -> Any:
 
 def _arguments(model: torch.nn.Module, config: Any) -> dict[str, Any]:
     """Random arguments for those that the model's `forward` names."""
-    names = inspect.signature(model.forward).parameters
+    names = inspect.signature(model.forward).parameters.keys()
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None) or 32
     size = size if isinstance(size, int) else size[0]
@@ -237,17 +299,45 @@ def _arguments(model: torch.nn.Module, config: Any) -> dict[str, Any]:
         ),
         "input_values": lambda: torch.randn(2, 4000),
         "input_features": lambda: torch.randn(features),
+        "bbox": lambda: torch.zeros(2, 8, 4, dtype=torch.long),
+        "query_embeds": lambda: torch.randn(2, 8, config.hidden_size),
+        "inputs_embeds": lambda: torch.randn(2, 8, config.hidden_size),
     }
-    return {name: make() for name, make in known.items() if name in names}
+    # An image goes with as many marks in the text, which each processor makes in its own way.
+    without = {name for name in known if name.endswith("_embeds") and "input_ids" in names}
+    if any(hasattr(config, name) for name in ("image_token_id", "image_token_index")):
+        without.add("pixel_values")
+    if len(names & known.keys()) > 1:
+        without.add("inputs_embeds")
+    return {name: make() for name, make in known.items() if name in names and name not in without}
 
 
-def _make(kind: str) -> Case:
+def _class_of(config: Any) -> Any:
+    """The model of a configuration; of a part of a larger model too, which has no automatic one."""
+    mapping = import_transformers().MODEL_MAPPING
+    if type(config) in mapping:
+        known = mapping[type(config)]
+        return known[0] if isinstance(known, tuple) else known
+    module = importlib.import_module(
+        type(config).__module__.replace(".configuration_", ".modeling_")
+    )
+    for name, kind in vars(module).items():
+        is_model = name.endswith("Model") and not name.endswith("PreTrainedModel")
+        if is_model and getattr(kind, "config_class", None) is type(config):
+            return kind
+    raise Absent(f"no model of a {type(config).__name__} alone")
+
+
+def _make(kind: str, head: str = "") -> Case:
     transformers = import_transformers()
     if kind not in transformers.CONFIG_MAPPING:
         raise Absent(f"transformers {transformers.__version__} has no {kind}")
     extra, feed = _FED.get(kind, (_CONFIGURED.get(kind, {}), None))
     config = _tiny_config(transformers.CONFIG_MAPPING[kind], extra)
-    model = transformers.AutoModel.from_config(config)
+    if head:
+        model = getattr(transformers, f"AutoModelFor{head}").from_config(config)
+    else:
+        model = _class_of(config)._from_config(config)
     return Case(model, (), _arguments(model, config) if feed is None else feed())
 
 
@@ -291,11 +381,16 @@ def _classification() -> dict[str, Any]:
 
 def _specimen(kind: str) -> Specimen:
     is_recurrent = False if kind in _FEEDFORWARD else True if kind in _RECURRENT else None
-    return Specimen("transformers", kind, partial(_make, kind), kind in _TRAINED, is_recurrent)
+    return Specimen("transformers", kind, partial(_make, kind), is_recurrent=is_recurrent)
 
 
 SPECIMENS = (
     *map(_specimen, sorted({*_PLAIN, *_CONFIGURED, *_FED})),
+    *(
+        Specimen("transformers", f"{kind}-{head}", partial(_make, kind, head))
+        for head, kinds in _WITH_HEAD.items()
+        for kind in kinds.split()
+    ),
     Specimen(
         "transformers",
         "gpt2-generate",
@@ -307,7 +402,6 @@ SPECIMENS = (
             "transformers",
             name,
             partial(_with_head, kind, f"AutoModelFor{head}", arguments),
-            trains=True,
         )
         for name, kind, head, arguments in (
             ("gpt2-with_loss", "gpt2", "CausalLM", _language_modelling),

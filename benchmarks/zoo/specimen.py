@@ -24,13 +24,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Specimen:
-    """A named recipe. `trains` also logs it in training mode, with gradients; `is_recurrent` is
-    what the log must say, where a person knows it."""
+    """A named recipe. `is_recurrent` is what the log must say, where a person knows it."""
 
     source: str
     short_name: str
     make: Callable[[], Case]
-    trains: bool = False
     is_recurrent: bool | None = None
 
     @property

@@ -17,7 +17,8 @@ _INTRODUCTION = """\
 # The zoo
 
 Architectures written by others, each logged and compared with a plain run. `make zoo` writes this page;
-`python -m benchmarks.zoo bert` checks the models with *bert* in their name. All have random weights and a small input.
+`make zoo FILTER=bert` checks the models with *bert* in their name, and `make zoo ARGS=--resume` goes on where a run was
+stopped. All have random weights and a small input; those of transformers are made of configurations shrunk to tiny sizes.
 
 For each model, in eval mode:
 
@@ -28,13 +29,16 @@ For each model, in eval mode:
 - `validate_forward_pass` finds nothing: outputs, arguments, replay, dependence, completeness (one level below, at the
   dispatcher).
 
-Models marked *trained* also run in training mode with `save_gradients=True`: outputs, random numbers, buffers and the
-gradients of all parameters equal those of a plain step.
+All run in training mode with `save_gradients=True`, too, except the few whose own backward pass raises (they are listed
+below): outputs, random numbers, buffers and the gradients of all parameters equal those of a plain step, and so does the
+gradient of every tensor that a module returned: a hook on the tensor itself has it in the plain step. *Gradients* counts
+these.
 
 *Entries* are logged tensors, *layers* count repeated passes once, and *passes* is the largest number of passes of a layer.
-*Time* and *memory* are the cost of logging everything, divided by that of the plain forward pass: the best of three runs,
-and the most memory that tensors held at one time (weights and input not counted). These models are small and run for
-milliseconds, and other programs ran beside them, so the time is a rough figure and mostly the fixed cost of a call.
+*Time* and *memory* are the cost of logging everything, divided by that of the plain forward pass: the better of two runs,
+and the most memory that tensors held at one time (weights and input not counted); the summary has their medians. Time
+is the processor's. These models are small and run for milliseconds, so it is a rough figure and mostly the fixed cost of a
+call.
 `make bench` measures the cost on models of real size.
 """
 
@@ -46,8 +50,8 @@ def write_table(path: Path, results: list[Result], unchecked: Sequence[str] = ()
     held = [result for result in results if result.passed]
     lines = [_INTRODUCTION, "## Summary", ""]
     lines += [
-        "| source | models | hold | fail | trained | entries | time, median | memory, median |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| source | models | hold | fail | trained | gradients | entries | time | memory |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     sources = list(dict.fromkeys(_source(result) for result in results))
     lines += [
@@ -64,6 +68,11 @@ def write_table(path: Path, results: list[Result], unchecked: Sequence[str] = ()
         lines += ["## Not in the installed version of their library", ""]
         lines += [f"- `{result.name}`: {_escaped(result.absence)}" for result in absent]
         lines.append("")
+    untrained = [result for result in held if result.untrained]
+    if untrained:
+        lines += ["## Not trained: a plain step of the model raises", ""]
+        lines += [f"- `{result.name}`: {_escaped(result.untrained)}" for result in untrained]
+        lines.append("")
     if unchecked:
         lines += ["## Not checked yet", "", ", ".join(f"`{name}`" for name in unchecked), ""]
     for source in sources:
@@ -71,8 +80,8 @@ def write_table(path: Path, results: list[Result], unchecked: Sequence[str] = ()
         lines += [
             f"## {source}",
             "",
-            "| model | entries | layers | passes | time | memory | verdict |",
-            "|---|--:|--:|--:|--:|--:|---|",
+            "| model | entries | layers | passes | gradients | time | memory | verdict |",
+            "|---|--:|--:|--:|--:|--:|--:|---|",
         ]
         lines += [_row(result) for result in own]
         lines.append("")
@@ -92,6 +101,7 @@ def _summary(source: str, results: list[Result]) -> str:
         f"| {source} | {len(results)} | {sum(result.passed for result in results)} | "
         f"{sum(bool(result.reasons) for result in results)} | "
         f"{sum(result.trained for result in results)} | "
+        f"{sum(result.gradients for result in results)} | "
         f"{sum(result.entries for result in results)} | {_times(median(times) if times else None)} "
         f"| {_times(median(memories) if memories else None)} |"
     )
@@ -108,6 +118,7 @@ def _row(result: Result) -> str:
     )
     return (
         f"| {name} | {result.entries} | {result.layers} | {result.passes} | "
+        f"{result.gradients or ''} | "
         f"{_times(result.time_ratio)} | {_times(result.memory_ratio)} | {verdict} |"
     )
 

@@ -611,6 +611,18 @@ def test_modules_compiled_in_place_are_logged_as_their_source() -> None:
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_compiled_part_has_one_pass_for_each_call(is_in_place: bool) -> None:
+    part: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    if is_in_place:
+        part.compile(backend="eager")
+    else:
+        part = torch.compile(part, backend="eager")
+    history = tl.log_forward_pass(Model(lambda self, x: self.part(x), part=part), torch.rand(2, 4))
+    assert history.module_num_passes == {"part": 1, "part.0": 1, "part.1": 1}
+    assert history.module_types["part"] == "Sequential"
+
+
 def test_a_compiled_function_inside_a_model() -> None:
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
     history = check(Model(lambda self, x: compiled(x) * 2), torch.rand(3))

@@ -1,10 +1,12 @@
 """Arguments by name, parameters with shapes, and edges that tell what goes along them."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 from torchlens._history.argument_words import argument_words
 from torchlens._page.page import explore
 
@@ -45,6 +47,13 @@ def test_arguments_are_told_by_name_and_defaults_left_out(label, text):
     entry = history[label]
     found = argument_words(history._log.recording, history._log.row(entry._entry))
     assert found == text
+
+
+def test_arrays_among_the_arguments_are_shown(tmp_path):
+    model = Model(lambda self, x: x[np.array([0, 1])] * np.float32(2))
+    history = tl.log_forward_pass(model, torch.rand(3))
+    explore(history, tmp_path / "page.html")
+    assert "getitem" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_panel_and_nodes_show_arguments_and_parameters(visit, tmp_path):

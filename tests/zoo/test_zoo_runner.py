@@ -56,7 +56,7 @@ def test_the_table_names_every_failure_with_its_reason(tmp_path) -> None:
     ]
     write_table(tmp_path / "zoo.md", results)
     text = (tmp_path / "zoo.md").read_text()
-    assert "| good | 5 | 4 | 2 | ×1.5 | ×2.0 | holds |" in text
+    assert "| good | 5 | 4 | 2 |  | ×1.5 | ×2.0 | holds |" in text
     assert "- `torch.nn/bad`: something \\| differs" in text
     assert "- `timm/gone`: timm 9 has no gone" in text
 

@@ -141,7 +141,8 @@ def named_modules(
     """Each module once, with its address, outer modules first; `aliases` receives the further
     addresses of shared modules.
 
-    As `model.named_modules()` but faster, and without `_orig_mod` of compiled modules in addresses.
+    As `model.named_modules()` but faster, and a part that `torch.compile` wrapped has its own
+    address without `_orig_mod`; its wrapper is none.
     """
     found: list[tuple[str, torch.nn.Module]] = []
     seen: dict[int, str] = {}
@@ -155,8 +156,9 @@ def named_modules(
                 aliases[address] = seen[id(module)]
         else:
             seen[id(module)] = address
-            found.append(named)
             children = module._modules
+            if not address or "_orig_mod" not in children:
+                found.append(named)
             if children:
                 prefix = f"{address}." if address else ""
                 for name, child in reversed(children.items()):

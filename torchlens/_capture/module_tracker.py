@@ -224,7 +224,7 @@ class ModuleTracker:
         return made
 
     def _returned(self, call: int, named: Iterable[tuple[Path, torch.Tensor]]) -> list[int]:
-        """The entries that a call returned; what it returns and did not make becomes a new entry."""
+        """The entries that a call returned; what it did not make itself becomes a new entry."""
         recorder = self.recorder
         returned = []
         for path, tensor in named:

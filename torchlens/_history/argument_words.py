@@ -50,7 +50,7 @@ def argument_words(recording: Recording, row: Row) -> str:
     """The arguments of a call other than tensors, by name, without those that have the default."""
     if (
         not row.kwargs
-        and row.args.count(None) == len(row.args)
+        and all(given is None for given in row.args)
         and not row.operation.layer_type.startswith("conv")
     ):
         return ""

@@ -16,6 +16,7 @@ from torchlens._capture.session import Session, finished, seed_generators
 from torchlens._graph.build import build_graph
 from torchlens._history.log import Log
 from torchlens._recording.frameworks import OtherModel
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.recording import Recording
 from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State
@@ -103,7 +104,9 @@ def _check_all(runs: "_Runs", report: ValidationReport) -> None:
     inputs = (runs.model, runs.args, runs.kwargs)
 
     def check(name: str, function: Callable[..., None], *arguments: Any) -> None:
-        make_check(report, name, partial(function, subject, *arguments, report))
+        # The copies are many, none of them is garbage, and the collector would walk them all.
+        run = partial(function, subject, *arguments, report)
+        without_collector(partial(make_check, report, name, run))
 
     # The order of operations in several threads differs from run to run.
     if not recording.branches:
