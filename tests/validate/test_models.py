@@ -284,7 +284,7 @@ def test_a_custom_operator_passes():
 class Packed(torch.Tensor):
     """Stands for `numbers * scale`, and becomes that in every operation, copies included."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, numbers, scale):
@@ -294,7 +294,7 @@ class Packed(torch.Tensor):
         self.numbers, self.scale = numbers, scale
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         if func is torch.ops.aten.detach.default:
             return cls(args[0].numbers, args[0].scale)
         unpacked = [own.numbers * own.scale if isinstance(own, cls) else own for own in args]
