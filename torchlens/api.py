@@ -845,6 +845,7 @@ def extract(
     tokenizer: Callable[..., Any] | None = None,
     into: Iterable[Any] = (),
     on_error: Literal["raise", "skip"] = "raise",
+    compile: bool = False,  # noqa: A002
     progress: bool | None = None,
 ) -> Any:
     """Runs a data set through a model and stores the values of some layers, as `Features`.
@@ -880,6 +881,8 @@ def extract(
         into: Reductions of the stream, such as `features.CKA()`.
         on_error: `'skip'` leaves out inputs that cannot be read or make the model raise, and lists
             them in `features.skipped`.
+        compile: Logs the first batch, then runs one compiled function that returns the chosen
+            values; if the model cannot be compiled, a warning says why.
         progress: Whether to show progress; None shows it on a terminal.
     """
     from torchlens._extract.extraction import Extraction, ExtractOptions
@@ -895,6 +898,7 @@ def extract(
         tokenizer=tokenizer,
         into=list(into) if isinstance(into, Iterable) else [into],
         on_error=on_error,
+        compile=compile,
         progress=progress,
     )
     if path is not None and (not isinstance(path, str | os.PathLike) or not str(path)):

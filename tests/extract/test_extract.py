@@ -510,3 +510,47 @@ def test_a_site_such_as_a_channel_or_a_direction_is_a_layer_too(
     expected = features["fc"][:] @ direction.numpy() / direction.square().sum().item()
     assert np.allclose(features["fc[1 direction]"][:, 0], expected, atol=1e-5)
     assert features.verify(5)
+
+
+def test_reductions_beside_stored_features_see_also_what_an_earlier_run_stored(
+    model: ConvNet, images: torch.Tensor, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "shard_size": 20}
+    tl.extract(model, images, ["bn", "fc"], tmp_path / "f", **options)
+    (tmp_path / "f" / "shards" / "00001.json").unlink()
+    moments, whole = tl.features.Moments(), tl.features.Moments()
+    for _ in range(2):  # some shards are done; all are done
+        moments = tl.features.Moments()
+        tl.extract(model, images, ["bn", "fc"], tmp_path / "f", into=[moments], **options)
+        tl.extract(model, images, ["bn", "fc"], None, into=[whole := tl.features.Moments()])
+        assert moments.result()["fc"].count == 50
+        assert np.allclose(moments.result()["bn"].mean, whole.result()["bn"].mean, atol=1e-6)
+
+
+def test_another_fit_of_a_reduction_is_not_resumed(
+    model: ConvNet, images: torch.Tensor, tmp_path: Path
+) -> None:
+    def fitted(data: torch.Tensor) -> Any:
+        return tl.extract(model, data, "fc", None, into=[tl.features.PCA(2)])[0]
+
+    tl.extract(model, images, "fc", tmp_path / "f", reduce=fitted(images), shard_size=20)
+    (tmp_path / "f" / "shards" / "00001.json").unlink()
+    tl.extract(model, images, "fc", tmp_path / "f", reduce=tl.features.PCA(2), shard_size=20)
+    (tmp_path / "f" / "shards" / "00001.json").unlink()
+    with pytest.raises(tl.FeaturesError, match="Different is what reduce was fitted to"):
+        tl.extract(model, images, "fc", tmp_path / "f", reduce=fitted(images[:20]), shard_size=20)
+
+
+def test_a_full_disk_is_said_with_the_shard_and_leaves_no_files(
+    model: ConvNet, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torchlens._extract.shard_files as shard_files
+
+    def full(self: Any, rows: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shard_files._ArrayFile, "append", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        tl.extract(model, images, "fc", tmp_path / "f")
+    assert "raised when writing shard 00000" in caught.value.__notes__[-1]
+    assert not list((tmp_path / "f").rglob("*.tmp"))

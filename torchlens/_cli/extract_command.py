@@ -47,6 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--skip-errors", action="store_true", help="leave out inputs that fail, and list them"
     )
+    parser.add_argument("--compile", action="store_true", help="run a compiled function")
     parser.add_argument("--device", help="where the model runs, such as cuda")
 
 
@@ -64,6 +65,7 @@ def run(arguments: Namespace) -> int:
         dtype=arguments.dtype,
         batch_size=arguments.batch_size,
         shard_size=arguments.shard_size,
+        compile=arguments.compile,
         on_error="skip" if arguments.skip_errors else "raise",
         transform=None if is_text else own,
         tokenizer=own if is_text else None,

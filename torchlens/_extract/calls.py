@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from torchlens._capture.options import forward_names
+from torchlens._extract.engine import are_close
 from torchlens._recording.trees import same_with
 from torchlens._text.error_wording import got
 
@@ -79,19 +80,27 @@ def call_of(model: torch.nn.Module, data: Any, size: int, device: torch.device |
 
 def _by_name(model: torch.nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     names = forward_names(model)
-    accepts_all = any(
-        p.kind is p.VAR_KEYWORD for p in inspect.signature(model.forward).parameters.values()
-    )
     wanted = {name: value for name, value in given.items() if name not in _LABELS}
-    kwargs = {name: value for name, value in wanted.items() if name in names}
-    if kwargs or accepts_all:
-        return [], kwargs if kwargs and not accepts_all else wanted
+    named = {name: value for name, value in wanted.items() if name in names}
+    if _accepts_all(model):  # besides, such as data sets have them, texts and the like
+        return [], named | {name: one for name, one in wanted.items() if _is_tensor(one)}
+    if named:
+        return [], named
     if len(wanted) == 1:
         return list(wanted.values()), {}
     raise TypeError(
         f"A batch has {', '.join(map(repr, wanted))}, and {type(model).__name__} takes "
         f"{', '.join(map(repr, names)) or 'no arguments by name'}. Rename them in the data set."
     )
+
+
+def _accepts_all(model: torch.nn.Module) -> bool:
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)
 
 
 def _num_needed(model: torch.nn.Module) -> int:
@@ -146,24 +155,11 @@ def check_rows(
             own = own[mask[torch.as_tensor(numbers, device=mask.device)].bool()]
             if other.shape[:2] == part_mask.shape:
                 other = other[part_mask.bool()]
-        if mask is None and own.shape != other.shape:
-            is_same = False
-        elif own.shape != other.shape:  # such as attention over tokens and padding
+        if mask is not None and own.shape != other.shape:  # such as attention to padding
             continue
-        else:
-            is_same = _are_close(own, other)
-        if not is_same:
+        if not are_close(own, other):
             raise ValueError(
                 f"The rows of {name!r} are not the same if the batch holds other inputs, or other "
                 "padding. Either its first axis is not that of the inputs, or the model mixes "
                 "them. Choose another layer, or batch_size=1."
             )
-
-
-def _are_close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True up to rounding, which the many layers of a model may have made large."""
-    if not a.dtype.is_floating_point:
-        return a.dtype.is_complex or float((a != b).float().mean()) < 0.02
-    tolerance = 0.02 if a.dtype.itemsize > 2 else 0.1
-    a, b = a.double().nan_to_num(), b.double().nan_to_num()
-    return bool((a - b).norm() <= tolerance * max(float(b.norm()), 1e-30))

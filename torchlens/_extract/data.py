@@ -47,14 +47,14 @@ class Items:
         num: int,
         ids: Sequence[Any] | None,
         description: Mapping[str, Any],
-        collate: Callable[[list[Any]], Any] = default_collate,
+        collate: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
     ) -> None:
         self.num = num
         self.ids = _checked_ids(ids, num)
         self.description = dict(description)
         self._get = get
-        self._collate = collate
+        self._collate = collate or collated_items
         self._num_workers = num_workers
 
     def id_of(self, number: int) -> Any:
@@ -69,13 +69,20 @@ class Items:
             num_workers=self._num_workers,
             collate_fn=partial(_collated, self._collate),
         )
-        for given, (good, data, failed) in zip(numbers, loader, strict=True):
-            reasons = [(self.id_of(given[place]), reason) for place, reason, _ in failed]
-            if failed and not skips:
-                error = failed[0][2]
-                error.add_note(f"torchlens: raised when reading input {reasons[0][0]!r}.")
-                raise error
-            yield Inputs([self.id_of(given[place]) for place in good], data, reasons)
+        read = iter(loader)
+        for given in numbers:
+            ids = [self.id_of(number) for number in given]
+            failed: list[tuple[int, Exception]] = []
+            try:
+                good, data, failed = next(read)
+                if failed and not skips:
+                    raise failed[0][1]
+            except Exception as error:
+                who = named_ids([ids[place] for place, _ in failed[:1]] if failed else ids)
+                error.add_note(f"torchlens: raised when reading {who}.")
+                raise
+            reasons = [(ids[place], reason_of(error)) for place, error in failed]
+            yield Inputs([ids[place] for place in good], data, reasons)
 
 
 class Stream:
@@ -84,9 +91,9 @@ class Stream:
     def __init__(
         self, batches: Iterable[Any], ids: Sequence[Any] | None, description: Mapping[str, Any]
     ) -> None:
+        self.ids = _checked_ids(ids, None)
         self.description = dict(description)
-        self._batches = iter(batches)
-        self._ids = ids
+        self._batches = map(_as_dict, batches)
         self._first: list[Any] = []  # read, but not yet passed on
 
     def peek(self) -> Inputs:
@@ -94,27 +101,32 @@ class Stream:
         self._first = list(islice(self._batches, 1))
         if not self._first:
             raise ValueError("data holds no batches.")
-        data = self._first[0]
-        size = batch_size_of(data)
-        ids = None if self._ids is None else list(self._ids)[:size]
-        return Inputs(list(range(size)) if ids is None else ids, data)
+        return Inputs(self._ids_of(0, batch_size_of(self._first[0])), self._first[0])
 
     def batches(self) -> Iterator[Inputs]:
         """All batches, from the start."""
-        ids = None if self._ids is None else iter(self._ids)
         start = 0
         for data in chain(self._first, self._batches):
-            size = batch_size_of(data)
-            own = list(range(start, start + size))
-            if ids is not None:
-                own = [item for item, _ in zip(ids, range(size), strict=False)]
-                if len(own) < size:
-                    raise ValueError(
-                        f"ids has {start + len(own)} items, and the data has more inputs than "
-                        "that. Give one id for each input, in order."
-                    )
-            yield Inputs(own, data)
-            start += size
+            ids = self._ids_of(start, batch_size_of(data))
+            yield Inputs(ids, data)
+            start += len(ids)
+        if self.ids is not None and start < len(self.ids):
+            raise ValueError(f"ids has {len(self.ids)} items, and the data had {start} inputs.")
+
+    def _ids_of(self, start: int, size: int) -> list[Any]:
+        if self.ids is None:
+            return list(range(start, start + size))
+        if start + size > len(self.ids):
+            raise ValueError(
+                f"ids has {len(self.ids)} items, and the data has more inputs than that. Give one "
+                "id for each input, in order."
+            )
+        return list(self.ids[start : start + size])
+
+
+def _as_dict(batch: Any) -> Any:
+    """A tokenizer's own kind of mapping as a dict."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 class _Guarded(torch.utils.data.Dataset[Any]):
@@ -142,24 +154,36 @@ class _Failed:
 def _collated(collate: Callable[[list[Any]], Any], items: list[Any]) -> Any:
     """The places of the items that could be read, a batch of these, and the failures."""
     good = [place for place, item in enumerate(items) if not isinstance(item, _Failed)]
-    failed = [
-        (place, f"{type(item.error).__name__}: {item.error}", item.error)
-        for place, item in enumerate(items)
-        if isinstance(item, _Failed)
-    ]
-    return good, collate([items[place] for place in good]) if good else None, failed
+    failed = [(place, item.error) for place, item in enumerate(items) if isinstance(item, _Failed)]
+    return good, _as_dict(collate([items[place] for place in good])) if good else None, failed
 
 
-def _checked_ids(ids: Any, num: int) -> Sequence[Any] | None:
+def collated_items(items: list[Any]) -> Any:
+    """A batch of items; lists of numbers in dicts, as Hugging Face's data sets have them, become
+    tensors first.
+    """
+    return default_collate([
+        {name: _as_tensor(value) for name, value in item.items()}
+        if isinstance(item, Mapping) else item
+        for item in items
+    ])  # fmt: skip
+
+
+def _as_tensor(value: Any) -> Any:
+    is_list = isinstance(value, list) and value and not isinstance(value[0], str)
+    return torch.tensor(value) if is_list else value
+
+
+def _checked_ids(ids: Any, num: int | None) -> Sequence[Any] | None:
     if ids is None:
         return None
     ids = [item.item() if isinstance(item, np.generic | torch.Tensor) else item for item in ids]
-    if len(ids) != num:
+    if num is not None and len(ids) != num:
         raise ValueError(f"ids must have one id for each of the {num} inputs, got {len(ids)} ids.")
     for one in ids:
         if not isinstance(one, str | int):
             raise TypeError(f"An id must be a string or a whole number, got {got(one)}.")
-    if len(set(ids)) < num:
+    if len(set(ids)) < len(ids):
         raise ValueError("ids must differ from each other: an id names one input.")
     return ids
 
@@ -175,21 +199,33 @@ def source_of(
 ) -> Items | Stream:
     """The source of inputs that `data` means."""
     described = {"transform": _described(transform), "tokenizer": _tokenizer(tokenizer)}
-    if isinstance(data, DataLoader):
-        return _from_loader(data, ids, described)
     if isinstance(data, str | os.PathLike):
         return _from_folder(Path(data).expanduser(), ids, transform, described)
-    if isinstance(data, torch.Tensor | np.ndarray):
-        return Items(_Transformed(data, transform), len(data), ids, described)
+    is_by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if isinstance(data, Mapping | DataLoader) or not is_by_number:
+        if transform is not None or tokenizer is not None:
+            raise ValueError(
+                "transform and tokenizer are for data whose inputs are read one by one: a Dataset, "
+                f"an array, a list or a folder, got {got(data)}. Apply them in the data."
+            )
+        return _from_batches(data, ids, described)
+    collate = None if tokenizer is None else _Texts(tokenizer)
+    if collate is None and isinstance(data, list | tuple) and data and isinstance(data[0], str):
+        raise ValueError(
+            "data is a list of texts: give tokenizer=, such as AutoTokenizer.from_pretrained(...)."
+        )
+    return Items(_Transformed(data, transform), len(data), ids, described, collate)
+
+
+def _from_batches(data: Any, ids: Any, described: Mapping[str, Any]) -> Items | Stream:
+    if isinstance(data, DataLoader):
+        return _from_loader(data, ids, described)
     if isinstance(data, Mapping):
-        return _from_columns(data, ids, transform, described)
-    if isinstance(data, Sequence) and len(data) and isinstance(data[0], str):
-        return _from_texts(data, ids, tokenizer, described)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return Items(_Transformed(data, transform), len(data), ids, described)
+        sizes = {name: len(column) for name, column in data.items()}
+        if len(set(sizes.values())) != 1:
+            raise ValueError(f"The arrays in data must have one length, got {sizes}.")
+        return Items(_Row(data), next(iter(sizes.values())), ids, described)
     if isinstance(data, Iterable):
-        if transform is not None:
-            raise ValueError("transform is for single inputs; an iterable of batches has none.")
         return Stream(data, ids, described)
     raise TypeError(
         "data must be a DataLoader, a Dataset, a tensor or array, a dict of them, a list of inputs "
@@ -220,18 +256,6 @@ class _Row:
         return {name: column[number] for name, column in self._columns.items()}
 
 
-def _from_columns(
-    columns: Mapping[str, Any], ids: Any, transform: Any, described: Mapping[str, Any]
-) -> Items:
-    sizes = {name: len(column) for name, column in columns.items()}
-    if len(set(sizes.values())) != 1:
-        raise ValueError(f"The arrays in data must have one length, got {sizes}.")
-    get: Callable[[int], Any] = _Row(columns)
-    if transform is not None:
-        raise ValueError("transform is for single inputs; transform the arrays in data instead.")
-    return Items(get, next(iter(sizes.values())), ids, described)
-
-
 def _from_loader(
     loader: "DataLoader[Any]", ids: Any, described: Mapping[str, Any]
 ) -> Items | Stream:
@@ -242,7 +266,8 @@ def _from_loader(
         items = _Transformed(loader.dataset, None)
         num = len(loader.dataset)  # type: ignore[arg-type]
         return Items(items, num, ids, own, loader.collate_fn, loader.num_workers)
-    if not isinstance(loader.dataset, IterableDataset):
+    is_in_order = loader.batch_size is None and isinstance(sampler, SequentialSampler)
+    if not isinstance(loader.dataset, IterableDataset) and not is_in_order:
         order = sampler if loader.batch_size is not None else loader.batch_sampler
         raise ValueError(
             f"The DataLoader reads its data by {type(order).__name__}, in an order that is not "
@@ -301,25 +326,31 @@ def _default_transform() -> Callable[[Any], Any]:
 
 
 class _Texts:
-    """A batch of tokens from texts, padded as the tokenizer does it."""
+    """A batch of tokens, padded as the tokenizer does it: from texts, from dicts with one text, or
+    from dicts of tokens.
+    """
 
     def __init__(self, tokenizer: Callable[..., Any]) -> None:
         self._tokenizer = tokenizer
 
-    def __call__(self, texts: list[str]) -> Any:
-        return dict(
-            self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
-        )
+    def __call__(self, items: list[Any]) -> Any:
+        if isinstance(items[0], Mapping) and "input_ids" in items[0]:
+            names = ("input_ids", "attention_mask", "token_type_ids")
+            rows = [{name: item[name] for name in names if name in item} for item in items]
+            return self._tokenizer.pad(rows, return_tensors="pt")  # type: ignore[attr-defined]
+        texts = [_text_of(item) for item in items]
+        return self._tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
 
 
-def _from_texts(
-    texts: Sequence[str], ids: Any, tokenizer: Any, described: Mapping[str, Any]
-) -> Items:
-    if tokenizer is None:
-        raise ValueError(
-            "data is a list of texts: give tokenizer=, such as AutoTokenizer.from_pretrained(...)."
-        )
-    return Items(_Transformed(texts, None), len(texts), ids, described, _Texts(tokenizer))
+def _text_of(item: Any) -> str:
+    if isinstance(item, str):
+        return item
+    texts = (
+        [one for one in item.values() if isinstance(one, str)] if isinstance(item, Mapping) else []
+    )
+    if len(texts) != 1:
+        raise TypeError(f"With a tokenizer, an input must be a text, or have one, got {got(item)}.")
+    return texts[0]
 
 
 # -- what is written down about it -----------------------------------------------------------------
@@ -343,6 +374,19 @@ def _tokenizer(tokenizer: Any) -> dict[str, str] | None:
     vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
     text = json.dumps(sorted(vocabulary.items()), default=str)
     return {"name": str(name), "vocabulary": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+# -- wording ---------------------------------------------------------------------------------------
+
+
+def named_ids(ids: Sequence[Any]) -> str:
+    """Some inputs, in a message."""
+    return f"input {ids[0]!r}" if len(ids) == 1 else f"inputs {ids[0]!r} to {ids[-1]!r}"
+
+
+def reason_of(error: Exception) -> str:
+    """What is written down of an error."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 # -- batches ---------------------------------------------------------------------------------------

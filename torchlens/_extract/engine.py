@@ -9,6 +9,7 @@ those that change their own state or their inputs, are logged for every batch.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ from torchlens._capture.light_run import (
 from torchlens._capture.options import LogOptions, checked_layers, named_inputs
 from torchlens._capture.selection import keys_in
 from torchlens._capture.session import generator_states, restore_generators
+from torchlens._extract.compiled import CannotCompileError, CompiledValues
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log_model import log_model
 from torchlens._history.model_history import ModelHistory
@@ -31,6 +33,7 @@ from torchlens._history.sites import Place, Site, Sites
 from torchlens._recording.origin import version_of
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import named_tensors
+from torchlens._recording.user_code import warn_caller
 from torchlens._text.error_wording import got
 
 Values: TypeAlias = dict[str, torch.Tensor]
@@ -59,12 +62,20 @@ class _Way:
 class Engine:
     """The model and the chosen layers; `run` gives their values for one batch."""
 
-    def __init__(self, model: torch.nn.Module, layers: Any) -> None:
+    def __init__(self, model: torch.nn.Module, layers: Any, compiles: bool = False) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {got(model)}.")
+        if any(tensor.is_meta for tensor in model.parameters()):
+            raise ValueError(
+                "The model is on the meta device, where tensors have no values. Load its weights, "
+                "or log it by torchlens.log_forward_pass, which needs none."
+            )
         self.model = model
+        self._compiles = compiles
+        self._compiled: CompiledValues | None = None
         self._layers = _checked(layers)
         self._ways: dict[Any, _Way] = {}  # by the shapes of the inputs
+        self._deviation: tuple[_Way, Deviation]  # of the last attempt
         self._storages = {storage_of(t) for t in (*model.parameters(), *model.buffers())}
         self.is_careful = False  # every batch is logged
         self.changes_state = False  # a run changes the model or its inputs
@@ -75,18 +86,29 @@ class Engine:
         """The chosen values for one batch; `who` names it in messages."""
         if self.first is None or self.is_careful:
             return self._run_logged(args, kwargs, who)
+        if self._compiled is not None and self._compiled.takes(args, kwargs):
+            return self._compiled(args, kwargs)
         before = generator_states()
-        shapes = _shapes(args, kwargs)
-        rest = [way for key, way in self._ways.items() if key != shapes]
-        way = self._ways[shapes] if shapes in self._ways else rest.pop()
-        while True:
+        for way in self._likely_ways(args, kwargs):
             try:
                 return self._run_light(way, args, kwargs)
             except Deviation as deviation:
                 restore_generators(before)
-                rest = [other for other in rest if other.agrees(way, deviation)]
+                self._deviation = way, deviation
+        return self._run_logged(args, kwargs, who)
+
+    def _likely_ways(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Way]:
+        """The way that inputs of these shapes took, then those that agree with what the model has
+        done in the last attempt.
+        """
+        shapes = _shapes(args, kwargs)
+        rest = [way for key, way in self._ways.items() if key != shapes]
+        way = self._ways[shapes] if shapes in self._ways else rest.pop()
+        while True:
+            yield way
+            rest = [other for other in rest if other.agrees(*self._deviation)]
             if not rest:
-                return self._run_logged(args, kwargs, who)
+                return
             way = rest.pop()
 
     def _run_light(
@@ -120,6 +142,8 @@ class Engine:
                 self.is_careful = not self._learn(history, places, values, args, kwargs, before)
             finally:
                 restore_generators(after)
+        if self._compiles:
+            self._compile(values, args, kwargs)
         log.recording.values[:] = [None] * len(log.recording.values)
         return values
 
@@ -141,16 +165,19 @@ class Engine:
             raise ValueError(
                 f"{who} does not reach a layer that other inputs reach: {text}"
             ) from None
-        self.names = self.names or list(places)
-        if list(places) != self.names:
-            different = sorted(set(places) ^ set(self.names))
+        self._check_names(list(places), who)
+        self.first = self.first or history
+        return history, places
+
+    def _check_names(self, names: list[str], who: str) -> None:
+        self.names = self.names or names
+        if names != self.names:
+            different = sorted(set(names) ^ set(self.names))
             raise ValueError(
                 f"{who} takes another way through the model than the first batch: the chosen "
                 f"layers differ in {', '.join(different[:6])}. Choose layers that every input "
                 "reaches, by their full labels or modules."
             )
-        self.first = self.first or history
-        return history, places
 
     def _learn(
         self,
@@ -168,9 +195,9 @@ class Engine:
         rows = find_rows(log.recording, steps)
         numbers = {name: log.graph.recorded[place.entry] for name, place in places.items()}
         given = {number: place for place, (_, number) in enumerate(log.recording.inputs)}
-        inputs = {name: given[number] for name, number in numbers.items() if number in given}
         if rows is None or not rows.keys() | given.keys() >= set(numbers.values()):
             return False
+        inputs = {name: given[number] for name, number in numbers.items() if number in given}
         chosen = {name: rows[number] for name, number in numbers.items() if name not in inputs}
         way = _Way(Program(self.model, steps, chosen), places, inputs)
         restore_generators(generators)
@@ -178,10 +205,26 @@ class Engine:
             found = self._run_light(way, args, kwargs, is_first=True)
         except Deviation:
             return False
-        if not all(same_bits(values[name], found[name]) for name in values):
-            return False
-        self._ways[_shapes(args, kwargs)] = way
-        return True
+        is_same = all(same_bits(values[name], found[name]) for name in values)
+        if is_same:
+            self._ways[_shapes(args, kwargs)] = way
+        return is_same
+
+    def _compile(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Compiles the run of the first batch, or warns why it cannot be."""
+        self._compiles = False
+        try:
+            if self.is_careful:
+                raise CannotCompileError("it changes its own state, or is no sequence of calls")
+            way = self._ways[_shapes(args, kwargs)]
+            made = CompiledValues(partial(self._run_light, way), args, kwargs)
+            found = made(args, kwargs)
+            for name, value in values.items():
+                if not are_close(value, found[name]):
+                    raise CannotCompileError(f"{name!r} has other values if it is compiled")
+            self._compiled = made
+        except CannotCompileError as reason:
+            warn_caller(f"torchlens: the model runs without compile=True: {reason}.")
 
     def _versions(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
         """The version counters of what a run may change."""
@@ -223,13 +266,13 @@ def places_of(history: ModelHistory, layers: Any) -> dict[str, Place]:
         return {entry.layer_label: _whole(entry._entry) for entry in chosen}
     found: dict[str, Place] = {}
     for key in keys_in(layers):
+        entries = [] if isinstance(key, Site) else history._lookup.many(key, "layers")
         if isinstance(key, Site):
             found.setdefault(str(key), Sites(log, history._lookup).place(key))
-            continue
-        entries = history._lookup.many(key, "layers")
-        for entry in entries:
-            is_name = isinstance(key, str) and len(entries) == 1
-            found.setdefault(key if is_name else log.label(entry), _whole(entry))
+        elif isinstance(key, str) and len(entries) == 1:
+            found.setdefault(key, _whole(entries[0]))
+        else:
+            found |= {log.label(entry): _whole(entry) for entry in entries}
     return found
 
 
@@ -249,6 +292,17 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
     is_same = torch.equal(a.isnan(), b.isnan())
     return is_same and torch.equal(a.nan_to_num(0.0), b.nan_to_num(0.0))
+
+
+def are_close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True up to rounding, which the many layers of a model may have made large."""
+    if a.shape != b.shape:
+        return False
+    if not a.dtype.is_floating_point:
+        return a.dtype.is_complex or float((a != b).float().mean()) < 0.02
+    tolerance = 0.02 if a.dtype.itemsize > 2 else 0.1
+    a, b = a.double().nan_to_num(), b.double().nan_to_num()
+    return bool((a - b).norm() <= tolerance * max(float(b.norm()), 1e-30))
 
 
 # -- the model -------------------------------------------------------------------------------------

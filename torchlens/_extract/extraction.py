@@ -22,7 +22,14 @@ from torchlens._extract.manifest import (
 from torchlens._extract.pipeline import Pipeline, Processed, about_arrays
 from torchlens._extract.pools import checked_dtype, checked_pool
 from torchlens._extract.progress import Progress
-from torchlens._extract.shard_files import FolderLock, bytes_of, done_path, done_shards, read_json
+from torchlens._extract.shard_files import (
+    FolderLock,
+    bytes_of,
+    done_path,
+    done_shards,
+    read_json,
+    whole_file,
+)
 from torchlens._extract.shard_writer import ShardWriter
 from torchlens._history.sites import Site
 from torchlens._recording.origin import versions_now, weights_digest
@@ -47,6 +54,7 @@ class ExtractOptions:
     tokenizer: Any = None
     into: Sequence[Any] = ()
     on_error: str = "raise"
+    compile: bool = False
     progress: bool | None = None
 
     def __post_init__(self) -> None:
@@ -78,44 +86,45 @@ class Extraction:
             options.reduce,
             checked_dtype(options.dtype),
             options.on_error == "skip",
+            options.compile,
         )
         self._layers = layers
         self.rank, self.world = _rank()
+        self.tag = f"r{self.rank}of{self.world}"  # of this process, in the names of its files
 
     # -- stored ------------------------------------------------------------------------------------
 
     def store(self, folder: Path) -> Features:
         """Extracts into a folder, from where an earlier run has ended."""
-        tag = f"r{self.rank}of{self.world}"
-        lock = FolderLock(folder, tag)
+        lock = FolderLock(folder, self.tag)
         try:
             stored = read_manifest(folder)
             own = self._manifest()
             if stored is not None:
                 check_same(folder, stored, own)
-            if stored is None or not Features(folder).is_complete:
+            if stored is None or self.options.into or not Features(folder).is_complete:
                 with self.pipeline.running():
-                    self._store(folder, stored, own, tag)
+                    self._store(folder, lock, stored, own)
         finally:
             lock.release()
         features = Features(folder)
         features._recompute = partial(_recomputed, self, features)
         return features
 
-    def _store(self, folder: Path, stored: Any, own: dict[str, Any], tag: str) -> None:
+    def _store(self, folder: Path, lock: FolderLock, stored: Any, own: dict[str, Any]) -> None:
+        lock.remove_leftovers()
         self._fit_reduction(folder)
-        first = self._first()
-        own |= self._found_out(first)
+        own |= self._found_out(self._first())
         if stored is not None:
             check_same(folder, stored, own)
-        write_manifest(folder, own, tag)
-        num = self.source.num if isinstance(self.source, Items) else None
+        write_manifest(folder, own, self.tag)
         done = set(done_shards(folder))
-        num_done = sum(_num_inputs(folder, shard) for shard in done)
-        progress = Progress(num, num_done, self.options.progress)
-        writer = ShardWriter(folder, tag)
+        if self.options.into and done:
+            self._reduce_again(Features(folder), done)
+        progress = self._progress(sum(_num_inputs(folder, shard) for shard in done))
+        writer = ShardWriter(folder, self.tag)
         try:
-            self._write(folder, done, writer, progress)
+            self._write(done, writer, progress)
         except BaseException:
             writer.close(is_failed=True)
             raise
@@ -125,21 +134,39 @@ class Extraction:
         if isinstance(self.source, Stream):
             done_path(folder, "0").with_name(_COMPLETE).touch()
 
-    def _write(self, folder: Path, done: set[str], writer: ShardWriter, progress: Progress) -> None:
-        for shard, inputs, is_last in prefetched(self._pending(folder, done)):
+    def _write(self, done: set[str], writer: ShardWriter, progress: Progress) -> None:
+        for shard, inputs, is_last in prefetched(self._pending(done)):
             if inputs is not None:
-                batch = self.pipeline.process(inputs)
-                for one in self.options.into:
-                    one.update(_arrays(batch), batch.ids)
-                writer.put(shard, batch)
-                progress.add(len(inputs.ids) + len(inputs.failed))
+                writer.put(shard, self._process(inputs, progress))
             if is_last:
                 writer.finish_shard(shard)
 
-    def _pending(self, folder: Path, done: set[str]) -> Iterator[tuple[str, Inputs | None, bool]]:
+    def _process(self, inputs: Inputs, progress: Progress) -> Processed:
+        batch = self.pipeline.process(inputs)
+        for one in self.options.into:
+            one.update(_arrays(batch), batch.ids)
+        progress.add(len(inputs.ids) + len(inputs.failed))
+        return batch
+
+    def _progress(self, num_done: int) -> Progress:
+        num = self.source.num if isinstance(self.source, Items) else None
+        return Progress(num, num_done, self.options.progress)
+
+    def _reduce_again(self, features: Features, done: set[str]) -> None:
+        """Gives the reductions what an earlier run has stored, in the same batches."""
+        for batch in features.batches():
+            is_own = batch.shard in done and int(batch.shard) % self.world == self.rank
+            if is_own and batch.ids:
+                rows = {name: features.rows_of(name, batch.rows) for name in features.layers}
+                for one in self.options.into:
+                    one.update(rows, batch.ids)
+
+    def _pending(self, done: set[str]) -> Iterator[tuple[str, Inputs | None, bool]]:
         """The batches that are left: the shard of each, and whether it is the last of its shard."""
         if isinstance(self.source, Stream):
-            yield from self._pending_of_stream(folder, done)
+            for batch in self._pending_of_stream():
+                if batch[0] not in done and int(batch[0]) % self.world == self.rank:
+                    yield batch
             return
         num, size = self.source.num, self.options.shard_size
         numbers: list[range] = []
@@ -154,22 +181,18 @@ class Extraction:
         for (shard_name, is_last), inputs in zip(places, batches, strict=True):
             yield shard_name, inputs, is_last
 
-    def _pending_of_stream(
-        self, folder: Path, done: set[str]
-    ) -> Iterator[tuple[str, Inputs | None, bool]]:
+    def _pending_of_stream(self) -> Iterator[tuple[str, Inputs | None, bool]]:
         """Batches of a stream go into a shard until the next would make it too large."""
-        shard, num, name = 0, 0, ""
-        for inputs in self.source.batches():  # type: ignore[call-arg]
+        assert isinstance(self.source, Stream)
+        shard = num = 0
+        for inputs in self.source.batches():
             if num and num + len(inputs.ids) > self.options.shard_size:
-                if name not in done and shard % self.world == self.rank:
-                    yield name, None, True
+                yield _shard_name(shard), None, True
                 shard, num = shard + 1, 0
-            name = _shard_name(shard)
-            if name not in done and shard % self.world == self.rank:
-                yield name, inputs, False
+            yield _shard_name(shard), inputs, False
             num += len(inputs.ids)
-        if num and name not in done and shard % self.world == self.rank:
-            yield name, None, True
+        if num:
+            yield _shard_name(shard), None, True
 
     # -- not stored --------------------------------------------------------------------------------
 
@@ -177,16 +200,11 @@ class Extraction:
         """Runs the data through the model and the reductions."""
         with self.pipeline.running():
             self._fit_reduction()
-            first = self._first(checks=not isinstance(self.source, Stream))
-            del first
-            num = self.source.num if isinstance(self.source, Items) else None
-            progress = Progress(num, 0, self.options.progress)
+            self._first()
+            progress = self._progress(0)
             try:
                 for inputs in prefetched(self._all()):
-                    batch = self.pipeline.process(inputs)
-                    for one in self.options.into:
-                        one.update(_arrays(batch), batch.ids)
-                    progress.add(len(batch.ids))
+                    self._process(inputs, progress)
             finally:
                 progress.close()
         return list(self.options.into)
@@ -203,7 +221,7 @@ class Extraction:
 
     # -- what is known before, and after the first batch -------------------------------------------
 
-    def _first(self, checks: bool = True) -> Processed:
+    def _first(self) -> Processed:
         """The first batch, from which the layers are learned in every process."""
         if isinstance(self.source, Items):
             if not self.source.num:
@@ -217,28 +235,32 @@ class Extraction:
     def _fit_reduction(self, folder: Path | None = None) -> None:
         """Fits a reduction that must see all data before any of it can be reduced."""
         reduction = self.options.reduce
-        if getattr(reduction, "is_fitted", True):
+        if not hasattr(reduction, "is_fitted"):
             return
-        if folder is not None and (folder / _FITTED).exists():
-            reduction.load(folder / _FITTED)
-            return
+        stored = None if folder is None else folder / _FITTED
+        if not reduction.is_fitted and stored is not None and stored.exists():
+            reduction.load(stored)
+        elif not reduction.is_fitted:
+            self._fit(reduction)
+        if stored is not None and not stored.exists():
+            with whole_file(stored, self.tag) as file:
+                reduction.save(file)
+
+    def _fit(self, reduction: Any) -> None:
         if self.world > 1 or isinstance(self.source, Stream):
             raise ValueError(
                 f"{type(reduction).__name__} must be fitted to all data first: in one process, by "
                 "torchlens.extract(model, data, layers, None, into=[reduction]), then give it as "
                 "reduce=. The data must be readable twice, so no iterable of batches."
             )
-        pipeline = self.pipeline
-        pipeline.reduce = None
+        self.pipeline.reduce = None
         try:
             self._first()
             for inputs in prefetched(self._all()):
-                batch = pipeline.process(inputs)
+                batch = self.pipeline.process(inputs)
                 reduction.update(_arrays(batch), batch.ids)
         finally:
-            pipeline.reduce = reduction
-        if folder is not None:
-            reduction.save(folder / _FITTED)
+            self.pipeline.reduce = reduction
 
     def _manifest(self) -> dict[str, Any]:
         engines = self.pipeline.engines
@@ -267,6 +289,7 @@ class Extraction:
         return {
             "structure": [first.structure_hash for first in firsts if first is not None],
             "arrays": about_arrays(first),
+            "fitted": getattr(self.options.reduce, "digest", lambda: None)(),
         }
 
 
@@ -318,24 +341,27 @@ def _recomputed(
             "or a folder, not an iterable of batches."
         )
     number_of = {source.id_of(number): number for number in range(source.num)}
-    wanted: dict[range, list[int]] = {}
-    size, shard_size = extraction.batch_size, extraction.options.shard_size
-    for row in rows:
-        number = number_of[features.ids[row]]
-        start = number // shard_size * shard_size
-        end = min(source.num, start + shard_size)
-        first = start + (number - start) // size * size
-        wanted.setdefault(range(first, min(end, first + size)), []).append(row)
+    wanted: list[tuple[list[int], list[int]]] = []  # the rows of a batch, its inputs
+    for batch in features.batches():
+        own = [row for row in rows if row in batch.rows]
+        if own:
+            numbers = [_number_of(one, number_of) for one in (*batch.ids, *batch.skipped)]
+            wanted.append((own, sorted(numbers) if batch.skipped else numbers))
     with extraction.pipeline.running():
         extraction._first()
-        for inputs, own in zip(
-            source.batches(list(wanted), extraction.pipeline.skips), wanted.values(), strict=True
-        ):
-            batch = extraction.pipeline.process(inputs)
-            places = {one: place for place, one in enumerate(batch.ids)}
+        read = source.batches([numbers for _, numbers in wanted], extraction.pipeline.skips)
+        for inputs, (own, _) in zip(read, wanted, strict=True):
+            made = extraction.pipeline.process(inputs)
+            places = {one: place for place, one in enumerate(made.ids)}
             for row in own:
                 place = places[features.ids[row]]
-                yield row, {name: _row(rows, place) for name, rows in batch.rows.items()}
+                yield row, {name: _row(rows, place) for name, rows in made.rows.items()}
+
+
+def _number_of(one: Any, number_of: Mapping[Any, int]) -> int:
+    if one not in number_of:
+        raise ValueError(f"The data has no input {one!r}. Give ids= as when it was extracted.")
+    return number_of[one]
 
 
 def _row(rows: Any, place: int) -> np.ndarray[Any, Any]:
@@ -350,7 +376,7 @@ def _row(rows: Any, place: int) -> np.ndarray[Any, Any]:
     return np.asarray(values)
 
 
-def recomputing(features: Features, model: Any, data: Any) -> Recompute:
+def recomputing(features: Features, model: Any, data: Any, given: Mapping[str, Any]) -> Recompute:
     """Recomputes rows of opened features with a model and data."""
     about = features.manifest
     text = str([about["layers"], about["pool"]])
@@ -361,9 +387,11 @@ def recomputing(features: Features, model: Any, data: Any) -> Recompute:
             "returns features that can be verified."
         )
     options = ExtractOptions(
-        pool=about["pool"], dtype=about["dtype"], batch_size=about["batch_size"],
-        shard_size=about["shard_size"],
+        pool=about["pool"], dtype=about["dtype"], on_error="skip" if features.skipped else "raise",
+        **given,
     )  # fmt: skip
     extraction = Extraction(model, data, about["layers"], options)
-    check_same(features.path, about, {"weights": extraction._manifest()["weights"]})
+    own = extraction._manifest()
+    same = ("weights", "num_inputs", "ids", "transform", "tokenizer")
+    check_same(features.path, about, {name: own[name] for name in same if name in about})
     return partial(_recomputed, extraction, features)

@@ -1,11 +1,12 @@
 """Stored features, opened: arrays by layer, ids, and the check against the model."""
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,15 @@ class Verification:
         return text
 
 
+class StoredBatch(NamedTuple):
+    """What was run at once."""
+
+    shard: str
+    rows: range
+    ids: list[Any]
+    skipped: list[Any]  # the ids of inputs that failed
+
+
 class Features(Exports):
     """The features in a folder, by layer.
 
@@ -76,15 +86,17 @@ class Features(Exports):
         """What is known of each shard that is done, in the order of the inputs."""
         names = done_shards(self.path)
         marks = {name: read_json(done_path(self.path, name)) for name in names}
-        if any(name.startswith("part-") for name in names):  # made by an Extractor
-            first = {name: (mark["ids"] or [""])[0] for name, mark in marks.items()}
-            are_numbers = all(isinstance(one, int) for one in first.values())
-            marks = dict(
-                sorted(
-                    marks.items(), key=lambda m: first[m[0]] if are_numbers else str(first[m[0]])
-                )
-            )
-        return marks
+        if not self._is_parts(marks):
+            return marks
+        first = {name: (mark["ids"] or [""])[0] for name, mark in marks.items()}
+        are_numbers = all(isinstance(one, int) for one in first.values())
+        in_order = sorted(marks, key=lambda n: first[n] if are_numbers else str(first[n]))
+        return {name: marks[name] for name in in_order}
+
+    @staticmethod
+    def _is_parts(names: Iterable[str]) -> bool:
+        """True if the shards were made by Extractors, which name them by their ids."""
+        return any(name.startswith("part-") for name in names)
 
     @cached_property
     def ids(self) -> list[Any]:
@@ -106,9 +118,7 @@ class Features(Exports):
     def is_complete(self) -> bool:
         """True if all shards are done, as far as that is known: an Extractor knows only its own."""
         if self.num_shards is None:
-            if any(name.startswith("part-") for name in self._marks):
-                return True
-            return (self.path / "shards" / "complete").exists()
+            return self._is_parts(self._marks) or (self.path / "shards" / "complete").exists()
         return len(self._marks) >= self.num_shards
 
     @property
@@ -144,30 +154,45 @@ class Features(Exports):
                 found.append((array_path(self.path, name, shard, kind), about["rows"]))
         return found
 
+    def batches(self) -> Iterator[StoredBatch]:
+        """The batches in which the model ran."""
+        start = 0
+        for shard, mark in self._marks.items():
+            ids, skipped = iter(mark["ids"]), iter(mark["skipped"])
+            for num, num_skipped in mark["batches"]:
+                failed = [one for one, _ in islice(skipped, num_skipped)]
+                rows = range(start, start + num)
+                yield StoredBatch(shard, rows, list(islice(ids, num)), failed)
+                start += num
+
+    def rows_of(self, name: str, rows: range) -> np.ndarray[Any, Any]:
+        """Some rows of a layer; of ragged text, their tokens."""
+        array, part = self[name], slice(rows.start, rows.stop)
+        return np.concatenate(array[part]) if isinstance(array, RaggedArray) else array[part]
+
     def row_of(self, one: Any) -> int:
         """The row of an id."""
         if one not in self._row_of:
-            raise KeyError(f"No input has the id {one!r}; {self._some_ids()}.")
+            some = ", ".join(map(repr, self.ids[:3]))
+            raise KeyError(f"No input has the id {one!r}; the ids are {some}, ...")
         return self._row_of[one]
 
     @cached_property
     def _row_of(self) -> dict[Any, int]:
         return {one: row for row, one in enumerate(self.ids)}
 
-    def _some_ids(self) -> str:
-        return f"the ids are {', '.join(map(repr, self.ids[:3]))}, ..."
-
     def verify(
-        self, k: int = 20, *, model: Any = None, data: Any = None, seed: int = 0
+        self, k: int = 20, *, model: Any = None, data: Any = None, seed: int = 0, **options: Any
     ) -> Verification:
         """Recomputes `k` random inputs and compares them with what is stored; also compares the
         checksums of the files they lie in.
 
-        Features that were opened, rather than just extracted, need the model and the data.
+        Features that were opened, rather than just extracted, need the model and the data, and the
+        options `ids`, `transform` or `tokenizer` that `extract` was given.
         """
         recompute = self._recompute
         if model is not None or data is not None:
-            recompute = recomputing(self, model, data)
+            recompute = recomputing(self, model, data, options)
         if recompute is None:
             raise ValueError(
                 "verify() of opened features needs the model and the data that they were made of: "
@@ -207,23 +232,17 @@ def _verified(features: Features, rows: list[int], recompute: Recompute) -> Veri
     for row, values in recompute(rows):
         for name in features.layers:
             stored, own = features[name][row], np.asarray(values[name])
-            if stored.shape == own.shape and np.array_equal(stored, own, equal_nan=_is_float(own)):
+            if np.array_equal(stored, own, equal_nan=np.issubdtype(own.dtype, np.inexact)):
                 num_identical += 1
             elif stored.shape == own.shape and _are_close(stored, own):
                 num_close += 1
             else:
                 different.append((features.ids[row], name))
-    marks, start, shards = features._marks, 0, []
-    for shard, mark in marks.items():
-        if any(start <= row < start + len(mark["ids"]) for row in rows):
-            shards.append(shard)
-        start += len(mark["ids"])
+    wanted = set(rows)
+    shards = {batch.shard for batch in features.batches() if wanted.intersection(batch.rows)}
     ids = [features.ids[row] for row in rows]
-    return Verification(ids, num_identical, num_close, different, features.damaged(shards))
-
-
-def _is_float(array: np.ndarray[Any, Any]) -> bool:
-    return bool(np.issubdtype(array.dtype, np.inexact))
+    damaged = features.damaged(sorted(shards))
+    return Verification(ids, num_identical, num_close, different, damaged)
 
 
 def _are_close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:

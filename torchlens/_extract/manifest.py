@@ -17,7 +17,9 @@ _MUST_AGREE = {
     "layers": "layers",
     "pool": "pool",
     "reduce": "reduce",
+    "fitted": "what reduce was fitted to",
     "dtype": "dtype",
+    "compile": "compile",
     "batch_size": "batch_size",
     "shard_size": "shard_size",
     "num_inputs": "the number of inputs",
@@ -74,5 +76,5 @@ def digest_of_ids(ids: Iterable[Any] | None) -> str | None:
         return None
     digest = hashlib.blake2b(digest_size=16)
     for one in ids:
-        digest.update(f"{type(one).__name__} {one}\n".encode())
+        digest.update(f"{type(one).__name__} {one}\n".encode(errors="backslashreplace"))
     return digest.hexdigest()

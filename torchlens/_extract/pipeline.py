@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from torchlens._extract.calls import Call, as_rows, call_of, check_rows
-from torchlens._extract.data import Inputs
+from torchlens._extract.data import Inputs, named_ids, reason_of
 from torchlens._extract.engine import Engine, LayersError, device_of, evaluating
 from torchlens._extract.pools import LayerRows, Pool, described_pool, pooled, to_rows
 from torchlens._recording.user_code import warn_caller
-from torchlens._text.error_wording import got
+from torchlens._text.error_wording import did_you_mean, got
 
 
 @dataclass(slots=True)
@@ -48,8 +48,10 @@ class Pipeline:
         reduce: Any = None,
         dtype: str | None = None,
         skips: bool = False,
+        compiles: bool = False,
     ) -> None:
-        self.engines = dict(_engines(model, layers))
+        self.engines = dict(_engines(model, layers, compiles))
+        self.compiles = compiles
         self.pool = pool
         self.reduce = reduce
         self.dtype = dtype
@@ -73,7 +75,7 @@ class Pipeline:
             raise
         except Exception as error:
             if not self.skips:
-                error.add_note(f"torchlens: raised for {_who(inputs.ids)}.")
+                error.add_note(f"torchlens: raised for {named_ids(inputs.ids)}.")
                 raise
         return self._one_by_one(inputs)
 
@@ -86,10 +88,10 @@ class Pipeline:
                 found.append(self._rows(inputs, [place]))
                 ids.append(one)
             except Exception as error:
-                failed.append((one, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+                failed.append((one, reason_of(error)))
         if not ids and len(inputs.ids) > 1:
             raise RuntimeError(
-                f"Every input of the batch ({_who(inputs.ids)}) failed, the last one with "
+                f"Every input of the batch ({named_ids(inputs.ids)}) failed, the last one with "
                 f"{failed[-1][1]}. This is not an unusual input but the call."
             )
         names = list(found[0]) if found else []
@@ -104,7 +106,7 @@ class Pipeline:
             ids = inputs.ids
             if places is not None:
                 call, ids = call.rows(places), [ids[place] for place in places]
-            for name, value in self._values(engine, call, _who(ids)).items():
+            for name, value in self._values(engine, call, named_ids(ids)).items():
                 rows[prefix + name] = self._finished(prefix + name, value, call)
         return rows
 
@@ -123,25 +125,32 @@ class Pipeline:
     def first(self, inputs: Inputs) -> Processed:
         """Processes the first batch, and checks that rows do not depend on the rest of it."""
         processed = self.process(inputs)
-        if len(processed.ids) < 2 or len(processed.ids) < len(inputs.ids):
-            return processed
-        for engine in self.engines.values():
-            if engine.changes_state:  # one more run would change later rows
-                continue
-            call = call_of(engine.model, inputs.data, len(inputs.ids), device_of(engine.model))
-            numbers = _subset(call)
-            part = call.rows(numbers)
-            try:
-                values = self._values(engine, part, "a part of the first batch")
-            except (RuntimeError, IndexError, TypeError) as error:
-                warn_caller(
-                    f"torchlens: the model cannot run on a part of a batch ({error}), so rows "
-                    "could not be checked against a smaller batch."
-                )
-                continue
-            whole = self._values(engine, call, "the first batch")
-            check_rows(whole, values, numbers, call.mask, part.mask)
+        if isinstance(self.pool, Mapping) and processed.ids:
+            wrong = [name for name in self.pool if name not in processed.rows]
+            if wrong:
+                hint = did_you_mean(wrong[0], processed.rows)
+                raise ValueError(f"pool names {wrong[0]!r}, which is none of the layers. {hint}")
+        if 1 < len(processed.ids) == len(inputs.ids):
+            for engine in self.engines.values():
+                self._check_rows(engine, inputs)
         return processed
+
+    def _check_rows(self, engine: Engine, inputs: Inputs) -> None:
+        if engine.changes_state:  # one more run would change later rows
+            return
+        call = call_of(engine.model, inputs.data, len(inputs.ids), device_of(engine.model))
+        numbers = _subset(call)
+        part = call.rows(numbers)
+        try:
+            values = self._values(engine, part, "a part of the first batch")
+        except (RuntimeError, IndexError, TypeError) as error:
+            warn_caller(
+                f"torchlens: the model cannot run on a part of a batch ({error}), so rows "
+                "could not be checked against a smaller batch."
+            )
+            return
+        whole = self._values(engine, call, "the first batch")
+        check_rows(whole, values, numbers, call.mask, part.mask)
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says of the options."""
@@ -149,17 +158,19 @@ class Pipeline:
             "pool": described_pool(self.pool),
             "reduce": None if self.reduce is None else self.reduce.describe(),
             "dtype": self.dtype,
+            "compile": self.compiles,
         }
 
 
-def _engines(model: Any, layers: Any) -> Iterator[tuple[str, Engine]]:
+def _engines(model: Any, layers: Any, compiles: bool) -> Iterator[tuple[str, Engine]]:
     if not isinstance(model, Mapping):
-        yield "", Engine(model, layers)
+        yield "", Engine(model, layers, compiles)
         return
     for name, own in model.items():
         if isinstance(layers, Mapping) and name not in layers:
             raise ValueError(f"layers has no layers for the model {name!r}, got {got(layers)}.")
-        yield f"{name}/", Engine(own, layers[name] if isinstance(layers, Mapping) else layers)
+        own_layers = layers[name] if isinstance(layers, Mapping) else layers
+        yield f"{name}/", Engine(own, own_layers, compiles)
 
 
 def _subset(call: Call) -> list[int]:
@@ -176,7 +187,3 @@ def _joined(rows: Sequence[LayerRows]) -> LayerRows:
     return LayerRows(
         values, np.concatenate([own.lengths for own in rows if own.lengths is not None])
     )
-
-
-def _who(ids: Sequence[Any]) -> str:
-    return f"input {ids[0]!r}" if len(ids) == 1 else f"inputs {ids[0]!r} to {ids[-1]!r}"

@@ -1,6 +1,7 @@
 """What is made of a value before it is stored: pooled, projected, converted to a dtype."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -37,11 +38,8 @@ def checked_pool(pool: Any) -> Pool:
         return {str(name): checked_pool(own) for name, own in pool.items()}
     if pool is None or (callable(pool) and not isinstance(pool, type)):
         return pool
-    kind, _, size = str(pool).partition(":")
-    if isinstance(pool, str) and kind == "grid" and size.isdecimal() and int(size):
+    if isinstance(pool, str) and (pool in POOLS[:-1] or re.fullmatch("grid:[1-9][0-9]*", pool)):
         return pool
-    if pool in POOLS[:-1]:
-        return str(pool)
     raise ValueError(
         f"pool must be {one_of(POOLS)} (N cells a side), a function of a value and its mask, a "
         f"dict of these by layer, or None, got {got(pool)}. {did_you_mean(pool, POOLS)}".rstrip()
@@ -97,29 +95,39 @@ def pooled(
 
 def _pooled(name: str, value: torch.Tensor, pool: Any, mask: torch.Tensor | None) -> torch.Tensor:
     if callable(pool):
-        made = pool(value) if mask is None else pool(value, mask)
-        if not isinstance(made, torch.Tensor) or not made.ndim or len(made) != len(value):
-            raise ValueError(
-                f"The pool of {name!r} must return a tensor with one row for each of the "
-                f"{len(value)} inputs, got {got(made)}."
-            )
-        return made
+        return _checked_rows(name, pool(value) if mask is None else pool(value, mask), value)
     if value.ndim < 3:
         return value
-    if pool == "cls":
-        return value[:, 0]
-    if pool == "last":
-        if mask is None:
-            return value[:, -1]
-        places = torch.arange(mask.shape[1], device=mask.device)
-        last = torch.where(mask.bool(), places, -1).amax(1)
-        return value[torch.arange(len(value), device=value.device), last]
     if pool.startswith("grid"):
         return _grid(name, value, int(pool.partition(":")[2]))
+    if pool == "cls":
+        return (
+            value[:, 0] if mask is None else value[torch.arange(len(value)), mask.int().argmax(1)]
+        )
+    if mask is not None:
+        return _of_tokens(value, pool, mask.bool())
+    if pool == "last":
+        return value[:, -1]
     axes = [1] if value.ndim == 3 else list(range(2, value.ndim))
-    if mask is None:
-        return value.mean(axes) if pool == "mean" else value.amax(axes)
-    is_token = mask.bool().reshape(*mask.shape, *[1] * (value.ndim - 2))
+    return value.mean(axes) if pool == "mean" else value.amax(axes)
+
+
+def _checked_rows(name: str, made: Any, value: torch.Tensor) -> torch.Tensor:
+    if not isinstance(made, torch.Tensor) or not made.ndim or len(made) != len(value):
+        raise ValueError(
+            f"The pool of {name!r} must return a tensor with one row for each of the "
+            f"{len(value)} inputs, got {got(made)}."
+        )
+    return made
+
+
+def _of_tokens(value: torch.Tensor, pool: str, is_token: torch.Tensor) -> torch.Tensor:
+    """The mean, the largest or the last of the tokens that are no padding."""
+    if pool == "last":
+        places = torch.arange(is_token.shape[1], device=is_token.device)
+        last = torch.where(is_token, places, 0).amax(1)
+        return value[torch.arange(len(value), device=value.device), last]
+    is_token = is_token.reshape(*is_token.shape, *[1] * (value.ndim - 2))
     if pool == "max":
         return value.masked_fill(~is_token, -torch.inf).amax(1)
     return value.masked_fill(~is_token, 0).sum(1) / is_token.sum(1)

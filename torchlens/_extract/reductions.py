@@ -8,10 +8,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from torchlens._recording.origin import digest
 from torchlens._text.error_wording import check_count
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class PCA:
         size = min(self.size, len(found.components))
         return np.asarray((flat(rows) - found.mean) @ found.components[:size].T, dtype=np.float32)
 
-    def save(self, path: Path) -> None:
+    def save(self, file: IO[bytes]) -> None:
         """Writes what was fitted, as an `.npz` file."""
         self.finish()
         arrays: dict[str, Any] = {}
@@ -204,9 +205,12 @@ class PCA:
             head = np.asarray([factor.count, factor.squares])
             arrays |= {f"{name}|head": head, f"{name}|mean": factor.mean}
             arrays[f"{name}|scaled"] = factor.scaled
-        temporary = path.with_suffix(".tmp.npz")
-        np.savez(temporary, **arrays)
-        temporary.replace(path)
+        np.savez(file, **arrays)
+
+    def digest(self) -> str | None:
+        """A digest of what was fitted."""
+        self.finish()
+        return digest((name, factor.scaled) for name, factor in self._factors.items())
 
     def load(self, path: Path) -> None:
         """Reads what `save` wrote."""

@@ -12,7 +12,8 @@ An array is written to a temporary name, synced and renamed; the shard is marked
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -52,15 +53,26 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+@contextmanager
+def whole_file(path: Path, tag: str) -> Iterator[IO[bytes]]:
+    """A file to write, which gets its name once all of it is on the disk."""
+    temporary = path.with_name(f"{path.name}.{tag}-{uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def write_json(path: Path, content: Any, tag: str) -> None:
     """Writes a file whole, or not at all."""
-    temporary = path.with_name(f"{path.name}.{tag}-{uuid4().hex[:8]}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=False, indent=1 if path.name == MANIFEST else None)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
+    text = json.dumps(content, indent=1 if path.name == MANIFEST else None)
+    with whole_file(path, tag) as file:
+        file.write(text.encode())
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> Any:
@@ -108,7 +120,8 @@ class _ArrayFile:
         return {"rows": self.num, "bytes": size, "crc32": self.crc}
 
     def drop(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk cannot take what is buffered
+            self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
@@ -122,12 +135,7 @@ class ShardFile:
         self._files: dict[tuple[str, str], _ArrayFile] = {}
         self._ids: list[Any] = []
         self._skipped: list[tuple[Any, str]] = []
-        self._batches: list[int] = []
-
-    @property
-    def num_rows(self) -> int:
-        """The number of inputs so far, skipped ones included."""
-        return len(self._ids) + len(self._skipped)
+        self._batches: list[tuple[int, int]] = []  # the numbers of rows and of skipped inputs
 
     def append(
         self, rows: Mapping[str, LayerRows], ids: list[Any], skipped: list[tuple[Any, str]]
@@ -139,7 +147,7 @@ class ShardFile:
                 self._file(name, ".lengths", own.lengths).append(own.lengths)
         self._ids += ids
         self._skipped += skipped
-        self._batches.append(len(ids) + len(skipped))
+        self._batches.append((len(ids), len(skipped)))
 
     def _file(self, name: str, kind: str, like: np.ndarray[Any, Any]) -> _ArrayFile:
         file = self._files.get((name, kind))
@@ -194,21 +202,21 @@ class FolderLock:
     def __init__(self, folder: Path, tag: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "shards").mkdir(exist_ok=True)
+        self._folder, self._tag = folder, tag
         self._file: IO[str] | None = _locked(folder / f".lock-{tag}")
         if self._file is None:
             raise FeaturesError(
                 f"Another process is extracting into {str(folder)!r} now. Wait for it, or name "
                 "another folder. (Several processes of one run: start them with torchrun.)"
             )
-        self._remove_leftovers(folder, tag)
 
-    def _remove_leftovers(self, folder: Path, tag: str) -> None:
+    def remove_leftovers(self) -> None:
         """Removes temporary files of killed processes, whose locks are free."""
-        stale = {tag: True}
-        for path in folder.glob("**/*.tmp"):
+        stale = {self._tag: True}
+        for path in self._folder.glob("**/*.tmp"):
             other = path.name.removesuffix(".tmp").rpartition(".")[2].rpartition("-")[0]
             if other not in stale:
-                lock = _locked(folder / f".lock-{other}")
+                lock = _locked(self._folder / f".lock-{other}")
                 stale[other] = lock is not None
                 if lock is not None:
                     lock.close()

@@ -76,18 +76,16 @@ class StoredArray:
             return np.asarray(self)[key]
         first, rest = keys[0], keys[1:]
         is_simple = all(isinstance(part, int | slice) for part in rest)
-        within = rest if is_simple else ()
+        rows, place = self._rows(first, rest if is_simple else ())
+        return rows[place] if is_simple else rows[(place, *rest)]
+
+    def _rows(self, first: Any, within: tuple[Any, ...]) -> tuple[Array, Any]:
+        """The rows that the first index means, and the index that puts them in its shape."""
         if isinstance(first, slice):
-            rows = self._slice(range(len(self))[first], within)
-            return rows if is_simple else rows[(slice(None), *rest)]
+            return self._slice(range(len(self))[first], within), slice(None)
         numbers = self._numbers(first)
-        flat = self._gather(numbers.reshape(-1), within)
-        places = np.arange(numbers.size).reshape(numbers.shape)
-        if numbers.ndim == 0:
-            return flat[0] if is_simple else flat[(0, *rest)]
-        if is_simple and numbers.ndim == 1:
-            return flat
-        return flat[places] if is_simple else flat[(places, *rest)]
+        place = np.arange(numbers.size).reshape(numbers.shape)
+        return self._gather(numbers.reshape(-1), within), place if numbers.ndim else 0
 
     def _numbers(self, first: Any) -> Array:
         """Row numbers from an integer, a list, an array or a mask."""
