@@ -136,7 +136,7 @@ def test_an_extractor_returns_a_ledger_and_a_second_call_changes_nothing(tmp_pat
     images = worker.make_data()[:2].flip(0)
     receipt = features.verify(2, model=worker.make_model(), data=images, ids=["a", "b"])
     assert (receipt.num_identical, receipt.ids) == (4, ["b", "a"])
-    with pytest.raises(ValueError, match="no input 'b'. Give ids="):
+    with pytest.raises(ValueError, match=r"no input 'b'\. Give ids="):
         features.verify(2, model=worker.make_model(), data=images)
     with pytest.raises(KeyError, match="must have the item 'name'"):
         extractor({"image": batch["image"]})
