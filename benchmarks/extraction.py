@@ -61,9 +61,11 @@ def by_torchlens_stored(model: Any, layers: list[str], data: torch.Tensor, size:
 
 
 def by_newest(model: Any, layers: list[str], data: torch.Tensor, size: int) -> None:
+    """It does not find a layer by the name of a module in the model itself."""
     import torchlens
 
-    torchlens.extract_dataset(model, data, layers, batch_size=size, progress=False)
+    keys = ["linear_1" if layer == "fc" else layer for layer in layers]
+    torchlens.extract_dataset(model, data, keys, batch_size=size, progress=False)
 
 
 def by_thingsvision(model: Any, layers: list[str], data: torch.Tensor, size: int) -> None:

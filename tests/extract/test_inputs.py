@@ -95,7 +95,11 @@ def test_a_loader_whose_data_set_makes_its_own_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (DataLoader(torch.randn(4, 4)), {"transform": abs}, "transform and tokenizer are for data"),
+        (
+            DataLoader(TensorDataset(torch.randn(4, 4))),
+            {"transform": abs},
+            "transform and tokenizer are for data",
+        ),
         (iter([torch.randn(4, 4)]), {"ids": ["a", "b"]}, "ids has 2 items, and the data has more"),
         (iter([torch.randn(1, 4)]), {"ids": ["a", "b"]}, "ids has 2 items, and the data had 1"),
         (iter([torch.randn(2, 4)]), {"ids": ["a", "a"]}, "ids must differ"),

@@ -48,69 +48,64 @@ class Call:
         )
 
 
-def call_of(model: torch.nn.Module, data: Any, size: int, device: torch.device | None) -> Call:
-    """The call of the model with a batch.
+class Caller:
+    """Makes calls of a model from batches.
 
     A dict gives keyword arguments, without labels. Of a tuple, the model takes as many items as it
     needs; the others are labels.
     """
-    mask = None
-    kwargs: dict[str, Any] = {}
-    if isinstance(data, Mapping):
-        given = {str(name): value for name, value in data.items()}
-        mask = given.get("attention_mask")
-        args, kwargs = _by_name(model, given)
-    elif isinstance(data, list | tuple) and not hasattr(data, "_fields"):
-        args = list(data[: max(1, _num_needed(model))])
-    else:
-        args = [data]
 
-    def moved(value: Any) -> Any:
+    def __init__(self, model: torch.nn.Module) -> None:
+        try:
+            parameters = list(inspect.signature(model.forward).parameters.values())
+        except (TypeError, ValueError):  # a forward written in C, or a scripted one
+            parameters = []
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        needed = [p for p in parameters if p.default is p.empty and p.kind in by_place]
+        self._num_needed = max(1, len(needed))
+        self._names = forward_names(model)
+        self._accepts_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._model_name = type(model).__name__
+        self._device = next((t.device for t in (*model.parameters(), *model.buffers())), None)
+
+    def __call__(self, data: Any, size: int) -> Call:
+        """The call of the model with a batch."""
+        mask = None
+        args: list[Any] = [data]
+        kwargs: dict[str, Any] = {}
+        if isinstance(data, Mapping):
+            given = {str(name): self._moved(value) for name, value in data.items()}
+            mask = given.get("attention_mask")
+            args, kwargs = self._by_name(given)
+        elif isinstance(data, list | tuple) and not hasattr(data, "_fields"):
+            args = list(data[: self._num_needed])
+        is_ragged = isinstance(mask, torch.Tensor) and mask.ndim == 2
+        return Call([self._moved(arg) for arg in args], kwargs, size, mask if is_ragged else None)
+
+    def _moved(self, value: Any) -> Any:
+        """The tensors and arrays of a value as tensors on the device of the model."""
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        if isinstance(tensor, torch.Tensor) and device is not None:
-            return tensor.to(device, non_blocking=True)
-        return same_with(tensor, moved) if isinstance(tensor, list | tuple | dict) else tensor
+        if isinstance(tensor, torch.Tensor):
+            is_there = self._device is None or tensor.device == self._device
+            return tensor if is_there else tensor.to(self._device, non_blocking=True)
+        is_tree = isinstance(tensor, list | tuple | dict)
+        return same_with(tensor, self._moved) if is_tree else tensor
 
-    args, kwargs = [moved(arg) for arg in args], {name: moved(kwargs[name]) for name in kwargs}
-    if mask is not None:
-        mask = moved(mask)
-    is_ragged = isinstance(mask, torch.Tensor) and mask.ndim == 2
-    return Call(args, kwargs, size, mask if is_ragged else None)
-
-
-def _by_name(model: torch.nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    names = forward_names(model)
-    wanted = {name: value for name, value in given.items() if name not in _LABELS}
-    named = {name: value for name, value in wanted.items() if name in names}
-    if _accepts_all(model):  # besides, such as data sets have them, texts and the like
-        return [], named | {name: one for name, one in wanted.items() if _is_tensor(one)}
-    if named:
-        return [], named
-    if len(wanted) == 1:
-        return list(wanted.values()), {}
-    raise TypeError(
-        f"A batch has {', '.join(map(repr, wanted))}, and {type(model).__name__} takes "
-        f"{', '.join(map(repr, names)) or 'no arguments by name'}. Rename them in the data set."
-    )
-
-
-def _accepts_all(model: torch.nn.Module) -> bool:
-    parameters = inspect.signature(model.forward).parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | np.ndarray)
-
-
-def _num_needed(model: torch.nn.Module) -> int:
-    """How many positional arguments a model cannot do without."""
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):  # a forward written in C, or a scripted one
-        return 1
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.default is p.empty and p.kind in kinds for p in parameters)
+    def _by_name(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        wanted = {name: value for name, value in given.items() if name not in _LABELS}
+        named = {name: value for name, value in wanted.items() if name in self._names}
+        if self._accepts_all:  # besides, such as data sets have them, texts and the like
+            tensors = {k: one for k, one in wanted.items() if isinstance(one, torch.Tensor)}
+            return [], named | tensors
+        if named:
+            return [], named
+        if len(wanted) == 1:
+            return list(wanted.values()), {}
+        raise TypeError(
+            f"A batch has {', '.join(map(repr, wanted))}, and {self._model_name} takes "
+            f"{', '.join(map(repr, self._names)) or 'no arguments by name'}. Rename them in the "
+            "data set."
+        )
 
 
 # -- rows ------------------------------------------------------------------------------------------

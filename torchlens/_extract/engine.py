@@ -322,10 +322,3 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def device_of(model: torch.nn.Module) -> torch.device | None:
-    """The device of the model's first parameter or buffer; None if it has none."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return None

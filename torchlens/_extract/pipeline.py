@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens._extract.calls import Call, as_rows, call_of, check_rows
+from torchlens._extract.calls import Call, Caller, as_rows, check_rows
 from torchlens._extract.data import Inputs, named_ids, reason_of
-from torchlens._extract.engine import Engine, LayersError, device_of, evaluating
+from torchlens._extract.engine import Engine, LayersError, evaluating
 from torchlens._extract.pools import LayerRows, Pool, described_pool, pooled, to_rows
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.error_wording import did_you_mean, got
@@ -51,6 +51,7 @@ class Pipeline:
         compiles: bool = False,
     ) -> None:
         self.engines = dict(_engines(model, layers, compiles))
+        self._callers = {engine.model: Caller(engine.model) for engine in self.engines.values()}
         self.compiles = compiles
         self.pool = pool
         self.reduce = reduce
@@ -102,7 +103,7 @@ class Pipeline:
     def _rows(self, inputs: Inputs, places: Sequence[int] | None = None) -> dict[str, LayerRows]:
         rows: dict[str, LayerRows] = {}
         for prefix, engine in self.engines.items():
-            call = call_of(engine.model, inputs.data, len(inputs.ids), device_of(engine.model))
+            call = self._callers[engine.model](inputs.data, len(inputs.ids))
             ids = inputs.ids
             if places is not None:
                 call, ids = call.rows(places), [ids[place] for place in places]
@@ -138,7 +139,7 @@ class Pipeline:
     def _check_rows(self, engine: Engine, inputs: Inputs) -> None:
         if engine.changes_state:  # one more run would change later rows
             return
-        call = call_of(engine.model, inputs.data, len(inputs.ids), device_of(engine.model))
+        call = self._callers[engine.model](inputs.data, len(inputs.ids))
         numbers = _subset(call)
         part = call.rows(numbers)
         try:
