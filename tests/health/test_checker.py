@@ -449,7 +449,7 @@ def test_integers_and_booleans_are_nothing_to_look_at():
     place = CheckedPlace("forward", 1, 0, "", 1, "add")
     for tensor in (torch.arange(3), torch.tensor([True]), torch.empty(0)):
         checker.on_value(place, tensor, GivenInputs((tensor,), {}))
-    assert checker.first_nonfinite is None
+    assert checker.origins.first_nonfinite is None
 
 
 def test_the_error_for_a_bad_check_or_threshold_lists_the_names():

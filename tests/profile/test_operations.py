@@ -105,6 +105,10 @@ class Collector:
     def __init__(self):
         self.values, self.gradients, self.parameters, self.labels = [], [], [], []
 
+    @property
+    def origins(self):
+        return self
+
     def on_step(self, step, checking, has_grad, has_stepped):
         pass
 

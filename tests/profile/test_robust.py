@@ -212,6 +212,10 @@ def test_a_failing_checker_is_switched_off(monkeypatch):
     class Failing:
         first_nonfinite = None
 
+        @property
+        def origins(self):
+            return self
+
         def on_boundary(self, *arguments):
             pass
 

@@ -83,7 +83,7 @@ def compare_histories(
         culprits=[],
         unmatched=_unmatched(pairing, analysis),
         outputs=_outputs(compared, outputs, models),
-        weights=weights_text(weights, ours.weights, theirs.weights),
+        weights=weights_text(weights),
         layers=_layers_text(pairing, analysis),
         tolerance=tolerance,
         is_isolated=isolates,

@@ -65,7 +65,7 @@ def _steps(model: ComparedModel, entries: Sequence[int]) -> Iterator[tuple[str, 
 
 
 def _turned_weights(evidence: Evidence) -> Changes:
-    odd = {pair.candidate for pair in evidence.weights.odd_ones(evidence.ours.weights)}
+    odd = {pair.candidate for pair in evidence.weights.odd_ones()}
     for number, param in _params(evidence).items():
         for name, turned in _turned(param):
             alike = " others like it are;" if number in odd and name == "transposed" else ""

@@ -41,20 +41,21 @@ class WeightPair(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightMatch:
-    """All pairs, and the group of each weight of both models: a weight and its parts are one group.
+    """The weights of both models, all pairs, and the group of each: a weight and its parts are one.
     `missing` are the used weights that only one of the two models has.
     """
 
+    weights: tuple[Weights, Weights]
     pairs: list[WeightPair]
     groups: tuple[dict[int, int], dict[int, int]]
     missing: tuple[list[int], list[int]]
     has_values: bool
 
-    def odd_ones(self, reference: Weights) -> list[WeightPair]:
+    def odd_ones(self) -> list[WeightPair]:
         """Square weights that are transposed although most of their kind are not, or vice versa."""
         kinds: dict[str, list[WeightPair]] = {}
         for pair in self.pairs:
-            weight = reference[pair.reference]
+            weight = self.weights[0][pair.reference]
             if _is_square(weight.shape) and pair.how in ("same", "transposed"):
                 kinds.setdefault(_kind(weight.name), []).append(pair)
         found = []
@@ -78,16 +79,17 @@ def match_weights(
     """Pairs of weights that hold the same numbers; weights that are `used` come first. `forced`
     pairs are known.
     """
-    if _is_bare(reference) or _is_bare(candidate) or not reference or not candidate:
+    both = reference, candidate
+    if not all(both) or any(map(_is_bare, both)):
         pairs = [WeightPair(a, b, "same") for a, b in forced]
-        return WeightMatch(pairs, _groups(pairs), ([], []), False)
-    pairs = _WeightMatcher((reference, candidate), used).run(forced)
+        return WeightMatch(both, pairs, _groups(pairs), ([], []), False)
+    pairs = _WeightMatcher(both, used).run(forced)
     groups = _groups(pairs)
     ours, theirs = (
         [n for n in sorted(used[side]) if n not in groups[side] and not weights[n].is_buffer]
-        for side, weights in enumerate((reference, candidate))
+        for side, weights in enumerate(both)
     )  # the other model may compute a buffer, such as a mask or a table of positions
-    return WeightMatch(pairs, groups, (ours, theirs), True)
+    return WeightMatch(both, pairs, groups, (ours, theirs), True)
 
 
 def _is_bare(weights: Weights) -> bool:
@@ -327,31 +329,31 @@ _WORDS = {
 _FRACTIONS = {0: "parts", 2: "halves", 3: "thirds", 4: "quarters"}
 
 
-def weights_text(match: WeightMatch, reference: Weights, candidate: Weights) -> str:
+def weights_text(match: WeightMatch) -> str:
     """`53 of 53 found: 26 as they are, 27 transposed`, and which are missing or unusual."""
-    sides = {"reference": reference, "candidate": candidate}
+    sides = dict(zip(("reference", "candidate"), match.weights, strict=True))
     if not match.has_values:
         bare = " nor the ".join(name for name, weights in sides.items() if _is_bare(weights))
         return f"not saved in the {bare}: save(path, params=True) keeps them" if bare else "none"
-    text = _found_words(match, reference, candidate)
+    text = _found_words(match)
     for missing, (whose, weights) in zip(match.missing, sides.items(), strict=True):
         if missing:
             text += f"; only in the {whose}: {first_few([weights[n].name for n in missing])}"
-    odd = [candidate[pair.candidate].name for pair in match.odd_ones(reference)]
+    odd = [match.weights[1][pair.candidate].name for pair in match.odd_ones()]
     if odd:
         text += f"; {len(odd)} stand{'s' * (len(odd) == 1)} out: {', '.join(odd[:3])}"
     return text
 
 
-def _found_words(match: WeightMatch, reference: Weights, candidate: Weights) -> str:
+def _found_words(match: WeightMatch) -> str:
     """`53 of 53 found: 26 as they are, 9 transposed, 18 as thirds of `qkv``"""
     found = len(match.groups[0])
-    params = [number for number, weight in enumerate(reference) if not weight.is_buffer]
+    params = [number for number, weight in enumerate(match.weights[0]) if not weight.is_buffer]
     total = found + len(set(params) - match.groups[0].keys())
     if not total:
         return "none"
-    said = [*_whole_words(match), *_part_words(match, reference, candidate)]
-    return f"{found} of {total} found" + (f": {', '.join(said)}" if said else "")
+    said = ", ".join([*_whole_words(match), *_part_words(match)])
+    return f"{found} of {total} found" + (f": {said}" if said else "")
 
 
 def _whole_words(match: WeightMatch) -> list[str]:
@@ -362,13 +364,14 @@ def _whole_words(match: WeightMatch) -> list[str]:
     return [*said, f"{added} in sums of two"] if added else said
 
 
-def _part_words(match: WeightMatch, reference: Weights, candidate: Weights) -> list[str]:
+def _part_words(match: WeightMatch) -> list[str]:
     """`18 as thirds of `qkv` of the reference`"""
     kinds: dict[tuple[int, bool], Counter[str]] = {}
     for pair in match.pairs:
         if pair.how == "part":
             is_ours = pair.is_whole_in_reference
-            whole = reference[pair.reference] if is_ours else candidate[pair.candidate]
+            ours, theirs = match.weights
+            whole = ours[pair.reference] if is_ours else theirs[pair.candidate]
             kinds.setdefault((pair.parts, is_ours), Counter())[_stem(whole.name)] += 1
     found = []
     for (count, is_ours), stems in kinds.items():

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from torchlens._health.activations import ActivationStatistics, Activity
-from torchlens._health.checking import CheckedPlace, Checking, GivenInputs, GradientSources
+from torchlens._health.checking import CheckedPlace, Checking, GivenInputs
 from torchlens._health.live_nonfinite import NonFiniteFindings
-from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
 
 
@@ -17,9 +16,10 @@ class HealthChecker:
     """Checks values and gradients during the steps of a profile; its results are read afterwards.
 
     `check='nonfinite'` finds NaN and Inf, `check='health'` also gathers the statistics of
-    activations and gradients. The methods `on_...` are called with gradient recording off, and
-    hidden from the log; they change nothing and keep no tensor. NonFiniteError propagates to the
-    user and so stops the training; any other exception ends checking and becomes a problem.
+    activations and gradients. The methods `on_...`, also those of `origins`, are called with
+    gradient recording off, and hidden from the log; they change nothing and keep no tensor.
+    NonFiniteError propagates to the user and so stops the training; any other exception ends
+    checking and becomes a problem.
     """
 
     def __init__(
@@ -34,28 +34,11 @@ class HealthChecker:
         self.gradient_norms: dict[str, list[float]] = {}
         # Parameter address → the norm it had when its first gradient arrived.
         self.parameter_norms: dict[str, float] = {}
-        self._origins = NonFiniteFindings(stop, sees_modules_alone)
+        self.origins = NonFiniteFindings(stop, sees_modules_alone)
         margin = checked_thresholds(thresholds)["saturation_margin"]
         self._activations = ActivationStatistics(margin)
         self._is_everything = True  # whether everything is checked in the current step
         self._labels: dict[tuple[int, int], str | None] = {}  # of activations, by step and entry
-
-    @property
-    def first_nonfinite(self) -> NonFinite | None:
-        """The first operation that made a NaN or Inf that reached an output or a gradient; if there
-        is none, the first that made any.
-        """
-        found = [(record, is_lasting) for record, is_lasting in self.nonfinite if record.is_certain]
-        return next(
-            (record for record, is_lasting in found if is_lasting), found[0][0] if found else None
-        )
-
-    @property
-    def nonfinite(self) -> list[tuple[NonFinite, bool]]:
-        """All operations that made NaN or Inf, each once, and whether it reached an output or a
-        gradient.
-        """
-        return self._origins.reported()
 
     def activities(self) -> list[tuple[str, Activity]]:
         """The statistics of each activation, by its label; without a log, by the module's
@@ -82,34 +65,16 @@ class HealthChecker:
         `has_grad`: autograd records. `has_stepped`: an optimizer made a step since the last step.
         """
         self._is_everything = checking is Checking.EVERYTHING
-        self._origins.on_step(step, checking, has_grad, has_stepped)
-
-    def on_boundary(self, place: CheckedPlace, tensor: torch.Tensor, node: int | None) -> None:
-        """An input, buffer or output of a model (only inputs if it is not logged); `node` is the
-        entry of an output.
-        """
-        self._origins.on_boundary(place, tensor, node)
-
-    def on_entered(self, place: CheckedPlace, inputs: GivenInputs) -> None:
-        """Before a module whose operations are not checked: the model, and any module once a value
-        was not finite.
-        """
-        self._origins.on_entered(place, inputs)
+        self.origins.on_step(step, checking, has_grad, has_stepped)
 
     def on_value(self, place: CheckedPlace, tensor: torch.Tensor, inputs: GivenInputs) -> None:
         """After an operation (at module level: a module) made `tensor` from `inputs`.
 
         With `Checking.NONFINITE`, it is called for inner modules only if a result is not finite.
         """
-        self._origins.on_value(place, tensor, inputs)
+        self.origins.on_value(place, tensor, inputs)
         if self.is_full and self._is_everything:
             self._activations.on_value(place, tensor, inputs)
-
-    def on_gradient(
-        self, place: CheckedPlace, gradient: torch.Tensor, made_of: GradientSources
-    ) -> None:
-        """After the backward of an operation made the gradient of one of its arguments."""
-        self._origins.on_gradient(place, gradient, made_of)
 
     def on_parameter(
         self, place: CheckedPlace, parameter: torch.Tensor, gradient: torch.Tensor
@@ -129,7 +94,7 @@ class HealthChecker:
             for place in places
             if place.entry is not None
         }
-        self._origins.finish(label_of)
+        self.origins.finish(label_of)
 
 
 def _norm(tensor: torch.Tensor) -> float:

@@ -81,13 +81,7 @@ class RunFinding:
 
 
 def _plain(value: Any) -> Any:
-    return (
-        float(value)
-        if isinstance(value, np.floating)
-        else int(value)
-        if isinstance(value, np.integer)
-        else value
-    )
+    return value.item() if isinstance(value, np.generic) else value
 
 
 class Findings(list[Finding]):

@@ -110,6 +110,14 @@ class NonFiniteFindings:
             if not (is_placed and number in self._unplaced)
         ]
 
+    @property
+    def first_nonfinite(self) -> NonFinite | None:
+        """The first operation that made a NaN or Inf that reached an output or a gradient; if there
+        is none, the first that made any.
+        """
+        found = [each for each in self.reported() if each[0].is_certain]
+        return max(found, key=lambda each: each[1], default=(None, False))[0]
+
     # -- forward
     # ----------------------------------------------------------------------------------------------
 

@@ -75,8 +75,8 @@ class Checks:
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
                 if not tensor.is_meta:
                     self._has_nonfinite = self._has_nonfinite or has_nonfinite(tensor)
-                    checker.on_boundary(place, tensor, None)
-        checker.on_entered(_place("forward", call, call.module_type), inputs)
+                    checker.origins.on_boundary(place, tensor, None)
+        checker.origins.on_entered(_place("forward", call, call.module_type), inputs)
 
     def outputs(self, call: MeasuredCall, outputs: list[Tensor], inputs: Any) -> None:
         """A module returned."""
@@ -147,7 +147,7 @@ class Checks:
             "forward", self._ledger.steps[-1].number, -1, "", 1, operation.layer_type, entry
         )
         node = next((number for number in references if number is not None), None)
-        self._run(lambda checker: checker.on_boundary(place, tensor, node))
+        self._run(lambda checker: checker.origins.on_boundary(place, tensor, node))
 
     # -- backward
     # ----------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Checks:
             )
             made_of = made_of._replace(read=partial(_entries, found.references))
         for gradient in _values(gradients):
-            checker.on_gradient(place, gradient, made_of)
+            checker.origins.on_gradient(place, gradient, made_of)
 
     def let_go(self) -> None:
         """A step is over: a node that failed may have left its gradients."""

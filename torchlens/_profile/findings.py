@@ -41,7 +41,7 @@ def find(
         scaled = _steps_of_a_search(measurements)
         found += [
             _nonfinite_finding(record, is_lasting, scaled)
-            for record, is_lasting in health.nonfinite
+            for record, is_lasting in health.origins.reported()
         ]
         if health.is_full:
             for name, activity in health.activities():

@@ -186,8 +186,11 @@ class Ledger:
         if self._num_calls_then != len(self.calls):
             self._num_calls_then = len(self.calls)
             first = {call.address: call for call in reversed(self.steps[-1].calls)}
-            owners = self.modules.owners.items()
-            self._parameter_calls = {key: first[own] for key, own in owners if own in first}
+            owners = {
+                key: address.rpartition(".")[0]
+                for key, (address, _) in self.modules.parameters.items()
+            }
+            self._parameter_calls = {key: first[own] for key, own in owners.items() if own in first}
         return self._parameter_calls.get(parameter)
 
     # -- operations

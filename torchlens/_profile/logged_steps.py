@@ -234,12 +234,13 @@ class LoggedSteps:
             if session.marker.failure is not None:
                 raise session.marker.failure
             recording, operations = session.recording, session.marker.operations
-            shared = self._recordings.setdefault(_what_was_done(recording), recording)
+            shared = recording
             if recording.branches:
                 ledger.problems.add(_THREADS)
             if recording.failure is None:  # else the next of its kind is to be counted
                 self._signatures.add(self._signature)
             if self._is_in_depth(session.model):
+                shared = self._recordings.setdefault(_what_was_done(recording), recording)
                 self.last = recording
                 for operation in operations:
                     operation.describe(recording)

@@ -26,21 +26,18 @@ class ModelModules:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.modules: dict[int, NamedModule] = {}
-        self.parameters: dict[
-            int, tuple[str, torch.Tensor]
-        ] = {}  # address and the parameter itself
+        # id → address and the parameter itself; also of parameters that the model has had
+        self.parameters: dict[int, tuple[str, torch.Tensor]] = {}
         self.storages: set[int] = set()  # of parameters and buffers
         self.is_compiled = False
         self._model = model
-        self.owners: dict[int, str] = {}  # id of a parameter → the address of its module
-        self._sharded: dict[
-            int, int
-        ] = {}  # a parameter that FSDP has brought together → the one that it keeps
+        # a parameter that FSDP has brought together → the one that it keeps
+        self._sharded: dict[int, int] = {}
         self._replaced: list[tuple[torch.nn.Module, Any]] = []
 
     def refresh(self) -> None:
         """Reads the modules and parameters that the model has now."""
-        self.modules, self.owners, self.storages = {}, {}, set()
+        self.modules, self.storages = {}, set()
         addresses = set()
         for address, module in named_modules(self._model):
             if address not in addresses:  # the source of a compiled module has the same
@@ -49,34 +46,20 @@ class ModelModules:
                 if isinstance(module, torch.jit.ScriptModule):
                     name = module.original_name
                 self.modules[id(module)] = NamedModule(address, name, module)
-            for own, parameter in module._parameters.items():
-                if parameter is not None and id(parameter) not in self.owners:
-                    self.owners[id(parameter)] = address
-                    self.parameters[id(parameter)] = (
-                        f"{address}.{own}" if address else own,
-                        parameter,
-                    )
-                    self.storages.add(storage_of(parameter))
-            self.storages.update(
-                [storage_of(buffer) for buffer in module._buffers.values() if buffer is not None]
-            )
-
+            for held in _held(address, module):
+                self.storages.add(storage_of(held.tensor))
+                if held.is_parameter:
+                    self.parameters.setdefault(id(held.tensor), held[:2])
         self.note_whole_parameters()
 
     def note_whole_parameters(self) -> None:
         """Maps the whole tensors that FSDP gathers, which receive the gradients, to the parameters
         that they represent.
         """
-        for parameter, whole, _ in parameter_pairs(
-            [named.module for named in self.modules.values()]
-        ):
-            if (
-                whole is not None
-                and id(parameter) in self.parameters
-                and id(parameter) in self.owners
-            ):
+        modules = [named.module for named in self.modules.values()]
+        for parameter, whole, _ in parameter_pairs(modules):
+            if whole is not None and id(parameter) in self.parameters:
                 self._sharded[id(whole)] = id(parameter)
-                self.owners[id(whole)] = self.owners[id(parameter)]
                 self.parameters[id(whole)] = self.parameters[id(parameter)][0], whole
                 self.storages.add(storage_of(whole))
 
@@ -91,10 +74,9 @@ class ModelModules:
         prefix = f"{address}." if address else ""
         return [
             held
-            for named in self.modules.values()
-            if named.address == address
-            or (named.address.startswith(prefix) and named.address not in called)
-            for held in _held_by(named)
+            for own, _, module in self.modules.values()
+            if own == address or (own.startswith(prefix) and own not in called)
+            for held in _held(own, module)
         ]
 
     def parameter_of(self, leaf: int) -> int:
@@ -133,15 +115,13 @@ class ModelModules:
         self.modules, self.parameters, self.storages = {}, {}, set()
 
 
-def _held_by(named: NamedModule) -> Iterator[Held]:
-    prefix = f"{named.address}." if named.address else ""
-    for tensors, is_parameter in (
-        (named.module._parameters, True),
-        (named.module._buffers, False),
-    ):
+def _held(address: str, module: torch.nn.Module) -> Iterator[Held]:
+    """The parameters and buffers of a module."""
+    prefix = f"{address}." if address else ""
+    for tensors in (module._parameters, module._buffers):
         for name, tensor in tensors.items():
             if tensor is not None:
-                yield Held(f"{prefix}{name}", tensor, is_parameter)
+                yield Held(f"{prefix}{name}", tensor, tensors is module._parameters)
 
 
 class _VisibleCompiled:

@@ -198,7 +198,7 @@ class Profile:
     @property
     def first_nonfinite(self) -> Any:
         """The first operation that made NaN or Inf; None if there was none, or without a check."""
-        return getattr(self._checker, "first_nonfinite", None)
+        return None if self._checker is None else self._checker.origins.first_nonfinite
 
     # -- output
     # ----------------------------------------------------------------------------------------------
