@@ -835,15 +835,19 @@ def test_on_cuda_modules_and_nodes_are_waited_for(monkeypatch):
 
 
 def test_a_very_deep_training_step_is_measured_in_part_and_does_not_crash():
-    """In a process of its own, with a small stack: torch would crash it when the graph is freed."""
+    """In a process of its own, with a small stack and limits as small: without the limits, torch
+    would crash it when the graph is freed.
+    """
     code = """
 import torch, torchlens as tl
+from torchlens._profile import logged_steps, model_watcher
+model_watcher._MOST_CALLS, logged_steps._MOST_WATCHED_NODES = 1_000, 2_000
 class Deep(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = torch.nn.Linear(4, 4)
     def forward(self, x):
-        for _ in range(12_000):
+        for _ in range(4_000):
             x = self.fc(x) + 1
         return x
 model = Deep()
@@ -851,10 +855,10 @@ with tl.profile(model, level="operation", memory=False) as p:
     model(torch.rand(2, 4)).sum().backward()
 print(len(p.calls), len(p.operations), p.problems[0])
 """
-    size = 3 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]
+    size = 1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, size),
     )  # fmt: skip
-    said = "Step 1 calls more than 5,000 modules: of the others, forward was measured"
-    assert (done.returncode, done.stdout) == (0, f"12001 24000 {said}\n"), done.stderr
+    said = "Step 1 calls more than 1,000 modules: of the others, forward was measured"
+    assert (done.returncode, done.stdout) == (0, f"4001 8000 {said}\n"), done.stderr
