@@ -69,12 +69,12 @@ def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     results = {}
+    store = FileStore(str(folder / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
     for how in HOW:
-        store = FileStore(str(folder / f"store {how}"), WORLD)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
         results[how] = [train(how, rank, None), train(how, rank, folder / how)]
-        dist.barrier()
-        dist.destroy_process_group()
+    dist.barrier()
+    dist.destroy_process_group()
     (folder / f"results_{rank}.json").write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -64,7 +64,7 @@ def test_processes_that_train_together_train_the_same(
     assert r.problems == []
     assert r.is_finished
     assert r.steps == [0, 2, 4]
-    assert r.info["world_size"] == 2
+    assert r.ranks == [0, 1]
     prefix = "module." if how == "ddp" else ""
     outputs = r[f"{prefix}0"].outputs
     assert outputs.num_calls.tolist() == [2, 2, 2]  # one of each rank

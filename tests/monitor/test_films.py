@@ -347,7 +347,7 @@ def test_tsne_finds_groups_and_begins_where_it_ended() -> None:
     distances = ((last[:, None] - last) ** 2).sum(-1)
     np.fill_diagonal(distances, np.inf)
     assert (distances.argmin(1) // 40 == np.arange(120) // 40).mean() > 0.95
-    for _ in range(5):
+    for _ in range(2):
         features = features + 0.05 * generator.normal(size=features.shape)
         points = projector.project(features)[0]
         assert np.abs(points - last).mean() < 0.1 * last.std()

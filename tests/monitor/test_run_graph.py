@@ -130,7 +130,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 def test_a_damaged_graph_is_shown_or_reported_but_never_an_error(tmp_path: Path) -> None:
     text = json.dumps(graph_of_run(Writing(), torch.randn(6, 4), tmp_path))
     generator, reported = random.Random(0), 0
-    for _ in range(300):
+    for _ in range(80):
         graph = json.loads(text)
         container, key = generator.choice(_places(graph["log"]))
         container[key] = generator.choice([None, -1, 10**30, 1.5, "x", [], {}, [[1]], {"a": 1}])
@@ -138,4 +138,4 @@ def test_a_damaged_graph_is_shown_or_reported_but_never_an_error(tmp_path: Path)
         json.dumps(found)
         reported += found["page"] is None
         assert (found["page"] is None) == (found["note"] == "The graph of this run cannot be read.")
-    assert reported > 100
+    assert reported > 20

@@ -7,6 +7,7 @@ import shutil
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -39,15 +40,29 @@ def train(folder: Path, num_steps: int = 5, **options: Any) -> None:
             run.log(loss=loss)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunServer]:
-    train(tmp_path / "runs" / "a")
-    with RunServer(tmp_path / "runs") as found:
-        thread = threading.Thread(target=found.serve_forever)
+@contextmanager
+def serving(folder: Path) -> Iterator[RunServer]:
+    train(folder / "runs" / "a")
+    with RunServer(folder / "runs") as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
         thread.start()
         yield found
         found.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunServer]:
+    """For tests that only ask."""
+    with serving(tmp_path_factory.mktemp("server")) as found:
+        yield found
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RunServer]:
+    """For a test that changes the runs."""
+    with serving(tmp_path) as found:
+        yield found
 
 
 def ask(
@@ -202,14 +217,14 @@ def test_what_is_sent_is_what_was_recorded(server: RunServer) -> None:
     assert np.abs(levels**2 - heat / heat.max(0)).max() < 0.01
 
 
-def test_only_what_is_new_is_sent(server: RunServer) -> None:
-    known = json.loads(ask(server, "/run", run=0)[1])
-    old, _ = parsed(ask(server, "/table", run=0, kind="outputs", statistic="rms")[1])
-    train(server.live.root / "a", 3)  # the run goes on
-    server.live._looked_at = -1e9
-    server.live.look()
+def test_only_what_is_new_is_sent(own_server: RunServer) -> None:
+    known = json.loads(ask(own_server, "/run", run=0)[1])
+    old, _ = parsed(ask(own_server, "/table", run=0, kind="outputs", statistic="rms")[1])
+    train(own_server.live.root / "a", 3)  # the run goes on
+    own_server.live._looked_at = -1e9
+    own_server.live.look()
     have = {"series": len(known["series"]), "findings": len(known["findings"])}
-    told = json.loads(ask(server, "/run", run=0, have=known["revision"], **have)[1])
+    told = json.loads(ask(own_server, "/run", run=0, have=known["revision"], **have)[1])
     assert (told["isOther"], told["from"], told["steps"], told["series"]) == (
         False,
         5,
@@ -218,7 +233,7 @@ def test_only_what_is_new_is_sent(server: RunServer) -> None:
     )
     head, _ = parsed(
         ask(
-            server,
+            own_server,
             "/table",
             run=0,
             kind="outputs",
@@ -228,13 +243,15 @@ def test_only_what_is_new_is_sent(server: RunServer) -> None:
         )[1]
     )
     assert (head["from"], head["columns"]) == (5, 3)
-    again = json.loads(ask(server, "/run", run=0, have=1)[1])  # a page of a server that is gone
+    again = json.loads(
+        ask(own_server, "/run", run=0, have=1)[1]
+    )  # a page of a own_server that is gone
     assert (again["isOther"], again["from"], len(again["steps"])) == (True, 0, 8)
 
 
-def test_changes_and_new_runs_are_told_at_once(server: RunServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)
-    connection.request("GET", f"/events?token={server.token}")
+def test_changes_and_new_runs_are_told_at_once(own_server: RunServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", own_server.server_port, timeout=PATIENCE)
+    connection.request("GET", f"/events?token={own_server.token}")
     answer = connection.getresponse()
     assert answer.headers["Content-Type"].startswith("text/event-stream")
 
@@ -248,26 +265,26 @@ def test_changes_and_new_runs_are_told_at_once(server: RunServer) -> None:
 
     first = told()
     assert list(first) == ["0"]
-    train(server.live.root / "a", 2)
+    train(own_server.live.root / "a", 2)
     assert told()["0"] > first["0"]
-    train(server.live.root / "b", 2)
+    train(own_server.live.root / "b", 2)
     while "1" not in told():
         pass
     answer.close()
     connection.close()
 
 
-def test_a_run_whose_folder_is_removed_stays_as_it_was(server: RunServer) -> None:
-    shutil.rmtree(server.live.root / "a")
-    server.live._looked_at = -1e9
-    server.live.look()
-    assert len(json.loads(ask(server, "/run", run=0)[1])["steps"]) == 5
+def test_a_run_whose_folder_is_removed_stays_as_it_was(own_server: RunServer) -> None:
+    shutil.rmtree(own_server.live.root / "a")
+    own_server.live._looked_at = -1e9
+    own_server.live.look()
+    assert len(json.loads(ask(own_server, "/run", run=0)[1])["steps"]) == 5
 
 
 def test_a_damaged_run_stops_no_other_run_and_is_listed_with_its_problem(
-    server: RunServer, monkeypatch: pytest.MonkeyPatch
+    own_server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = server.live.root
+    root = own_server.live.root
     for name in ("b", "c"):
         train(root / name, 1)
     huge = 10**30
@@ -288,21 +305,21 @@ def test_a_damaged_run_stops_no_other_run_and_is_listed_with_its_problem(
         return joined(ranks)
 
     monkeypatch.setattr(reader_module, "_Joined", fails_for_c)
-    server.live._looked_at = server.live._searched_at = -1e9
-    runs = json.loads(ask(server, "/runs")[1])
+    own_server.live._looked_at = own_server.live._searched_at = -1e9
+    runs = json.loads(ask(own_server, "/runs")[1])
     assert [each["name"] for each in runs] == ["a", "b", "c"]
-    a, b, c = (json.loads(ask(server, "/run", run=each["run"])[1]) for each in runs)
+    a, b, c = (json.loads(ask(own_server, "/run", run=each["run"])[1]) for each in runs)
     assert (a["problems"], len(a["steps"]), len(b["steps"])) == ([], 5, 1)
     text = "\n".join(b["problems"])
     assert text.count("is left out") == 4
     assert "run.json cannot be read: it is not a regular file" in text
     assert c["problems"][0] == "This run cannot be read: a fault of the reader"
-    assert json.loads(ask(server, "/graph", run=1)[1])["page"] is None
+    assert json.loads(ask(own_server, "/graph", run=1)[1])["page"] is None
     with (root / "a" / "rank0.jsonl").open("ab") as log:
         log.write(line_of("problem", "the first run goes on"))
-    server.live._looked_at = -1e9
-    server.live.look()
-    assert json.loads(ask(server, "/run", run=0)[1])["problems"] == ["the first run goes on"]
+    own_server.live._looked_at = -1e9
+    own_server.live.look()
+    assert json.loads(ask(own_server, "/run", run=0)[1])["problems"] == ["the first run goes on"]
 
 
 def test_there_must_be_a_folder(tmp_path: Path) -> None:

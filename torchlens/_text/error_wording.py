@@ -63,6 +63,17 @@ def check_count(name: str, value: Any, least: int, meaning: str = "") -> None:
         raise ValueError(f"{name} must be at least {least}{note}, got {value}.")
 
 
+def check_seconds(seconds: Any) -> None:
+    """Raises unless it is a number above 0, or None."""
+    if seconds is None:
+        return
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not seconds > 0:
+        raise ValueError(
+            f"seconds must be a number above 0, or None for no limit, got {got(seconds)}."
+        )
+
+
 def check_choice(name: str, value: Any, choices: Iterable[str], or_none: bool = False) -> None:
     """Raises unless the value is one of the accepted words."""
     words = list(choices)

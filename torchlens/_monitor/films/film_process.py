@@ -34,15 +34,13 @@ class PrincipalComponents:
     """Projects onto two directions.
 
     is_fixed: keep the two directions of most variance of the first array. Otherwise, compute them
-    for each array, and rotate them so that its points lie as near as possible to the last ones; or,
-    if the rows stand for other examples than before, so that the directions do.
+    for each array, and rotate them so that they lie as near as possible to the last ones.
     """
 
     def __init__(self, is_fixed: bool) -> None:
         self._is_fixed = is_fixed
         self._basis: np.ndarray | None = None
         self._mean: np.ndarray | None = None
-        self._last: np.ndarray | None = None
 
     def project(self, array: np.ndarray) -> tuple[np.ndarray, float]:
         """The points, and the share of the variance that they show."""
@@ -53,23 +51,12 @@ class PrincipalComponents:
             self._basis = _directions(points - self._mean)
         assert self._mean is not None
         assert self._basis is not None
+        if not self._is_fixed and last_basis is not None and len(last_basis) == len(self._basis):
+            self._basis = self._basis @ _procrustes(self._basis, last_basis)
         centred = points - self._mean
         found = centred @ self._basis
-        if not self._is_fixed and last_basis is not None and len(last_basis) == len(self._basis):
-            self._basis = self._basis @ self._rotation(found, last_basis)
-            found = centred @ self._basis
-        self._last = found
         total = float((centred**2).sum())
         return found, float((found**2).sum()) / total if total else 1.0
-
-    def _rotation(self, found: np.ndarray, last_basis: np.ndarray) -> np.ndarray:
-        """Aligns the points if they are near the last ones, otherwise the directions."""
-        assert self._basis is not None
-        if self._last is not None and self._last.shape == found.shape:
-            rotation = _procrustes(found, self._last)
-            if ((found @ rotation - self._last) ** 2).sum() < 0.5 * (self._last**2).sum():
-                return rotation
-        return _procrustes(self._basis, last_basis)
 
 
 class NeighbourEmbedding:

@@ -1,8 +1,8 @@
 """Which tensors `run.embed` and `run.video` follow."""
 
 import importlib.util
-import re
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,7 +12,14 @@ import torch
 from torchlens._monitor.films.film_process import shown_as
 from torchlens._monitor.films.film_worker import Capture, FilmWorker
 from torchlens._recording.wrappers import local_value, why_valueless
-from torchlens._text.error_wording import check_choice, check_count, checked_file, did_you_mean, got
+from torchlens._text.error_wording import (
+    check_choice,
+    check_count,
+    check_seconds,
+    checked_file,
+    did_you_mean,
+    got,
+)
 
 Basis: TypeAlias = Literal["aligned", "fixed"]
 Method: TypeAlias = Literal["pca", "tsne"]
@@ -151,16 +158,6 @@ class Films:
         return found
 
 
-def check_seconds(seconds: Any) -> None:
-    """Raises unless it is a number above 0, or None."""
-    if seconds is not None and (
-        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
-    ):
-        raise ValueError(
-            f"seconds must be a number above 0, or None for no limit, got {got(seconds)}."
-        )
-
-
 def embed_options(
     address: Any, known: Iterable[str], method: Any, basis: Any, name: Any, tracks: Iterable[Track]
 ) -> dict[str, dict[str, Any]]:
@@ -232,8 +229,7 @@ def _matching(address: Any, known: Iterable[str]) -> list[str]:
         )
     if "*" not in address:
         return [address]
-    pattern = re.escape(address).replace(r"\*", ".*")
-    found = [each for each in known if re.fullmatch(pattern, each)]
+    found = [each for each in known if fnmatchcase(each, address)]
     if not found:
         raise ValueError(
             f"No module has an address like {address!r}. {did_you_mean(address, known)}".rstrip()

@@ -1,14 +1,21 @@
 """What the caller of `monitor` asked for, checked once."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torchlens._compat.monitor_names import LOG_WORDS
 from torchlens._monitor.record.series import KINDS
 from torchlens._monitor.sinks.sink import Sink
-from torchlens._text.error_wording import check_choice, check_count, did_you_mean, got, one_of
+from torchlens._text.error_wording import (
+    check_choice,
+    check_count,
+    check_seconds,
+    did_you_mean,
+    got,
+    one_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +42,14 @@ class MonitorOptions:
         check_choice("compiled", self.compiled, ("boundary", "eager"))
         if not isinstance(self.evaluation, bool):
             raise TypeError(f"evaluation must be True or False, got {got(self.evaluation)}.")
-        seconds = self.seconds
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
-        ):
-            raise ValueError(
-                f"seconds must be a number above 0, or None for no limit, got {got(seconds)}."
-            )
+        check_seconds(self.seconds)
         object.__setattr__(self, "sinks", _checked_sinks(self.sinks))
         object.__setattr__(self, "log", _checked_kinds(self.log))
         object.__setattr__(self, "modules", _checked_modules(self.modules))
 
     def wants(self, address: str) -> bool:
         """Whether a module is to be recorded."""
-        return self.modules is None or any(_matches(pattern, address) for pattern in self.modules)
+        return self.modules is None or any(fnmatchcase(address, each) for each in self.modules)
 
     def check_modules(self, addresses: Sequence[str]) -> list[str]:
         """Raises if `modules` means none of the model's; returns those of its patterns that mean
@@ -57,7 +58,7 @@ class MonitorOptions:
         missing = [
             each
             for each in self.modules or ()
-            if not any(_matches(each, address) for address in addresses)
+            if not any(fnmatchcase(address, each) for address in addresses)
         ]
         if missing and len(missing) == len(self.modules):
             raise ValueError(
@@ -77,10 +78,7 @@ class MonitorOptions:
 
 
 def _checked_kinds(log: Any) -> frozenset[str]:
-    kinds = [log] if isinstance(log, str) else list(log) if isinstance(log, Iterable) else None
-    if kinds is None:
-        raise TypeError(f"log must be a list of {one_of(KINDS)}, got {got(log)}.")
-    found = frozenset(own for kind in kinds for own in _kinds_named(kind))
+    found = frozenset(own for kind in _listed(log) for own in _kinds_named(kind))
     return frozenset(KINDS) if found & {"*", "all"} else found
 
 
@@ -96,13 +94,7 @@ def _kinds_named(kind: Any) -> tuple[str, ...]:
 
 
 def _checked_sinks(sinks: Any) -> tuple[Sink, ...]:
-    found = (
-        [sinks]
-        if isinstance(sinks, Sink)
-        else list(sinks)
-        if isinstance(sinks, list | tuple)
-        else [sinks]
-    )
+    found = _listed(sinks)
     for each in found:
         if not isinstance(each, Sink):
             raise TypeError(
@@ -116,13 +108,7 @@ def _checked_modules(modules: Any) -> tuple[str, ...] | None:
     """Addresses: one means the module alone, `*` anything, `layer1.*` all that is inside."""
     if modules is None:
         return None
-    given = (
-        [modules]
-        if isinstance(modules, str)
-        else list(modules)
-        if isinstance(modules, Iterable)
-        else [modules]
-    )
+    given = _listed(modules)
     for each in given:
         if not isinstance(each, str):
             raise TypeError(
@@ -132,5 +118,7 @@ def _checked_modules(modules: Any) -> tuple[str, ...] | None:
     return tuple(given)
 
 
-def _matches(pattern: str, address: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), address) is not None
+def _listed(given: Any) -> list[Any]:
+    """What was given as one or as several."""
+    is_several = isinstance(given, Iterable) and not isinstance(given, str)
+    return list(given) if is_several else [given]

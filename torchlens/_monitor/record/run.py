@@ -489,15 +489,8 @@ def _own_rank() -> int:
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank()
-    return _told("RANK", 0)
-
-
-def _world_size() -> int:
-    """How many train together."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return _told("WORLD_SIZE", 1)
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() else 0
 
 
 def _session_record(
@@ -516,11 +509,5 @@ def _run_record(run: str, model: torch.nn.Module, options: MonitorOptions) -> di
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     return {
         "format": FORMAT, "run": run, "model": type(model).__name__, "time": time(),
-        "versions": versions,
-        "options": options.as_json(), "world_size": _world_size(),
+        "versions": versions, "options": options.as_json(),
     }  # fmt: skip
-
-
-def _told(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else default

@@ -1,6 +1,6 @@
 """The folder of a run: which files there are, and what their names say.
 
-    run.json         {"format", "run", "model", "time", "versions", "options", "world_size"},
+    run.json         {"format", "run", "model", "time", "versions", "options"},
                      written once, by rank 0
     graph.json       the model as it was called (see record/graph.py), written by rank 0
     rank0.jsonl      what happened in the process of rank 0: sessions, names of series, findings,
