@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import why_valueless
 from torchlens._replay.call_arguments import call_arguments
 from torchlens._text.error_wording import got, is_whole
+from torchlens._text.whole_files import whole_file
 
 if TYPE_CHECKING:
     import os
@@ -102,7 +104,8 @@ class Attention:
         figure.supylabel("query", fontsize=9)
         figure.supxlabel("key", fontsize=9)
         if path is not None:
-            figure.savefig(path)
+            with whole_file(Path(path)) as beside:
+                figure.savefig(beside)
         return figure
 
     def _heads_of(self, example: int) -> Tensor:

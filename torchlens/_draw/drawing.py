@@ -13,6 +13,7 @@ from torchlens._draw.layout import Layout, clear_of_edges, lay_out, with_room
 from torchlens._draw.render import is_graphviz_there, render
 from torchlens._draw.scene import Scene
 from torchlens._recording.user_code import warn_caller
+from torchlens._text.whole_files import write_whole
 from torchlens.errors import DrawingError
 
 # Points: PDF readers refuse larger pages, and a bitmap has at most 32,767 pixels a side, 96 of them
@@ -86,10 +87,7 @@ class Drawing:
         )
         fileformat = options.picture_format
         target = options.source_path if options.picture_path is None else options.picture_path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(
-            self.source.encode("utf-8") if fileformat is None else self.to_bytes(fileformat)
-        )
+        write_whole(target, self.source if fileformat is None else self.to_bytes(fileformat))
         return target
 
     def _repr_svg_(self) -> str | None:
@@ -131,16 +129,15 @@ def draw(history: Any, options: DrawOptions) -> Drawing | None:
             "vis_fold_repeats and vis_opt choose what is drawn; vis_max_nodes moves the limit."
         )
     source_path, picture_path = options.source_path, options.picture_path
-    source_path.parent.mkdir(parents=True, exist_ok=True)
-    source_path.write_text(drawing.source, encoding="utf-8")
+    write_whole(source_path, drawing.source)
     drawing.source_path = source_path
     if picture_path is not None and options.picture_format is not None:
         try:
             picture = drawing.to_bytes(options.picture_format)
         except DrawingError as error:
             raise DrawingError(f"{error} The source is in {str(source_path)!r}.") from error
-        source_path.write_text(drawing.source, encoding="utf-8")  # titles may have moved
-        picture_path.write_bytes(picture)
+        write_whole(source_path, drawing.source)  # titles may have moved
+        write_whole(picture_path, picture)
         drawing.picture_path = picture_path
         if not options.vis_save_only:
             _show(drawing)

@@ -13,6 +13,7 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._page.page_data import page_data
 from torchlens._recording.unseen import unseen
 from torchlens._text.error_wording import checked_file, got
+from torchlens._text.whole_files import write_whole
 
 PAGE = Path(__file__).parent / "js"
 _FRAME_HEIGHT = 720
@@ -140,8 +141,7 @@ def filled_template(
 def write_page(text: str, target: Path | None) -> Exploration:
     """Writes a page to its file, if it is to have one."""
     if target is not None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        write_whole(target, text)
     return Exploration(text, target)
 
 

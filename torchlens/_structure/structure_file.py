@@ -19,6 +19,7 @@ from torchlens._portable.python_values import PythonReader, PythonWriter
 from torchlens._portable.stored_tensors import damage_reported
 from torchlens._recording.recording import Recording
 from torchlens._text.plain_text import printable
+from torchlens._text.whole_files import write_whole
 from torchlens.errors import TraceError
 
 _FORMAT, _VERSION = "torchlens-structure", 1
@@ -49,8 +50,7 @@ def write_structure(history: ModelHistory, path: Path) -> None:
         "lines": lines,
     }
     head = [f"{json.dumps(name)}: {_text_of(value)}" for name, value in document.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(head) + "\n}\n", encoding="utf-8")
+    write_whole(path, "{\n" + ",\n".join(head) + "\n}\n")
 
 
 def _text_of(value: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchlens._text.error_wording import check_count, checked_file
+from torchlens._text.whole_files import whole_file
 
 
 def write_json(
@@ -21,10 +22,12 @@ def write_json(
     if path is None:
         return "".join(_pieces(data, indent))
     target = checked_file("path", path, "model.json")
-    target.parent.mkdir(parents=True, exist_ok=True)
     # A lone surrogate, as in the name of a file in another encoding, has no bytes in UTF-8, but an
     # escape in JSON.
-    with target.open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with (
+        whole_file(target) as beside,
+        beside.open("w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         file.writelines(_pieces(data, indent))
         file.write("\n")
     return None

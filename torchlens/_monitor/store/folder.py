@@ -23,6 +23,8 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from torchlens._text.whole_files import write_whole
+
 RUN_FILE, GRAPH_FILE = "run.json", "graph.json"
 FORMAT = 1
 _LOG_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
@@ -91,20 +93,9 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(file, "rb")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file beside its place and renames it: readers find the whole file, or none."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    except OSError:  # on a full disk, a part of the file would remain
-        beside.unlink(missing_ok=True)
-        raise
-
-
 def write_json_file(path: Path, value: Any) -> None:
     """Writes a JSON file, whole."""
-    write_whole(path, json.dumps(value, separators=(",", ":")).encode())
+    write_whole(path, json.dumps(value, separators=(",", ":")))
 
 
 def read_json_file(path: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from torchlens._monitor.store.folder import (
     files_of_ranks,
     log_path,
     steps_path,
-    write_whole,
 )
 from torchlens._monitor.store.lines import (
     End,
@@ -30,6 +29,7 @@ from torchlens._monitor.store.lines import (
     parse_record,
     step_line,
 )
+from torchlens._text.whole_files import write_whole
 
 # A budget is this many files.
 _FILES_IN_BUDGET = 16
