@@ -7,8 +7,11 @@ import pytest
 
 
 def first(number: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases as parameters; all after the first `number` are marked `soak`."""
+    """The cases (tuples: of several parameters); all after the first `number` are marked `soak`."""
     return [
-        pytest.param(case, marks=[pytest.mark.soak] if place >= number else [])
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[pytest.mark.soak] if place >= number else [],
+        )
         for place, case in enumerate(cases)
     ]
