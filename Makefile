@@ -55,6 +55,7 @@ soak: $(VENV)/tested chromium  ## the tests that repeat others many times; threa
 
 pictures: $(VENV)/tested chromium  ## make all pictures in images/ anew
 	$(BIN)/python examples/draw_gallery.py
+	$(BIN)/python examples/draw_recipes.py
 	$(BIN)/python -m tests.page.pictures
 
 pages: $(VENV)/tested chromium  ## open the pages of fifteen models in Chromium; NAMES="t5 gat" for some of them

@@ -296,7 +296,8 @@ def plot(
     *,
     title: str | None = None,
 ) -> "Figure":
-    """Draws a sweep or a table: a heat map of keys and their parts, or bars with their control.
+    """Draws a sweep or a table: a heat map of keys and their parts for each edit, or bars with the
+    other edits and the control as marks.
 
     >>> plot(history.sweep([site(key, token=t) for key in keys for t in range(9)], other, metric))
 

@@ -166,7 +166,7 @@ def _name_of(edit: Any) -> str:
     if isinstance(edit, Control):
         return f"control of {_name_of(edit.edit)}"
     if isinstance(edit, ModelHistory):
-        return f"of another {edit.model_name}"
+        return f"another {edit.model_name}"
     if isinstance(edit, LayerEntry):
         return edit.layer_label
     if isinstance(edit, Tensor):
