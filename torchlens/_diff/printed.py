@@ -135,20 +135,16 @@ class _Text:
         theirs = culprit.candidate_module or culprit.candidate or "nothing"
         lines = self._wrapped(f"{title}  {ours}  <->  {theirs}", "  ", "      ")
         lines += self._sides(culprit)
-        facts = []
         if _has_both(culprit):
             units = culprit.input_units
             agree = f"to {self._units(units)}" if units else "exactly"
-            facts.append(f"inputs agree {agree}; {self._how_far(culprit)}")
-        numbers = [
-            f"{whose} {', '.join(own[:4])}"
-            for whose, own in zip(("reference", "candidate"), culprit.constants, strict=True)
-            if own
-        ]
-        if numbers:
-            facts.append(f"numbers only in one of them: {'; '.join(numbers)}")
-        for fact in facts:
-            lines += self._wrapped(fact, "      ", "      ")
+            text = f"inputs agree {agree}; {self._how_far(culprit)}"
+            lines += self._wrapped(text, "      ", "      ")
+        ours, theirs = (", ".join(own[:4]) for own in culprit.constants)
+        said = [f"reference {ours}"] * bool(ours) + [f"candidate {theirs}"] * bool(theirs)
+        if said:
+            text = f"numbers only in one of them: {'; '.join(said)}"
+            lines += self._wrapped(text, "      ", "      ")
         lines += self._reasons(culprit.reasons)
         if culprit.also:
             lines += self._wrapped(f"with it: {', '.join(culprit.also)}", "      ", "      ")

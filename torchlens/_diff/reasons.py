@@ -229,7 +229,7 @@ def _known_factor(factor: float, evidence: Evidence) -> str:
         known = {
             f"sqrt({size})": size**0.5,
             f"{size}": float(size),
-            f"{size}/{size - 1}: the unbiased variance?": unbiased,
+            f"{size}/{size - 1}": unbiased,
             f"sqrt({size}/{size - 1}): the unbiased variance?": unbiased**0.5,
         }
         known |= {f"1/{name}": 1 / number for name, number in known.items()}

@@ -4,7 +4,7 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
@@ -310,27 +310,26 @@ def _share_text(value: float | None, whole: float | None) -> str:
 
 
 def _laid_out(request: _Request, rows: list[_TableRow], room: int) -> list[str]:
-    """Heading, rule and rows, without empty columns and those that do not fit. The column by which
-    it is sorted is never left out.
-    """
-    by, headings = request.by, _HEADINGS.get(request.by, {})
-    ranks = _COLUMNS[by]
-    if request.sort_by is not None:
-        if request.sort_by not in ranks:
-            headings = {**headings, request.sort_by: QUANTITIES[request.sort_by].title}
-        ranks = {**ranks, request.sort_by: 0}
-    shown = [Column(by, [row.name for row in rows], is_number=False)]
-    for name, rank in ranks.items():
-        title = headings.get(name) or (QUANTITIES[name].heading if name in QUANTITIES else name)
-        texts = [row.text(name) for row in rows]
-        column = Column(title, texts, rank, is_number=name not in _WORDS)
-        if not column.is_empty:
-            shown.append(column)
+    """Heading, rule and rows, without empty columns and those that do not fit."""
+    shown = [Column(request.by, [row.name for row in rows], is_number=False)]
+    shown += [column for column in _columns(request, rows) if not column.is_empty]
     last = max(shown, key=lambda column: column.rank)
     while last.rank > _DISPENSABLE and _width(shown) > room:
         shown.remove(last)
         last = max(shown, key=lambda column: column.rank)
     return laid_out(shown, room)
+
+
+def _columns(request: _Request, rows: list[_TableRow]) -> Iterator[Column]:
+    """All columns; the one by which the rows are sorted is never left out."""
+    ranks, headings = _COLUMNS[request.by], _HEADINGS.get(request.by, {})
+    sort_by = request.sort_by
+    if sort_by is not None and sort_by not in ranks:
+        headings = {**headings, sort_by: QUANTITIES[sort_by].title}
+    for name, rank in {**ranks, **({} if sort_by is None else {sort_by: 0})}.items():
+        title = headings.get(name) or (QUANTITIES[name].heading if name in QUANTITIES else name)
+        texts = [row.text(name) for row in rows]
+        yield Column(title, texts, rank, is_number=name not in _WORDS)
 
 
 def _width(columns: Sequence[Column]) -> int:

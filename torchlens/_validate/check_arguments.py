@@ -14,7 +14,7 @@ from torchlens._capture.observer import CallKind
 from torchlens._recording.regions import Region
 from torchlens._replay.values import brief, difference, has_elements, same
 from torchlens._validate.exemptions import CONTENDED, EARLY, LAZY
-from torchlens._validate.report import NotShown, ValidationFinding, ValidationReport
+from torchlens._validate.report import ValidationReport
 from torchlens._validate.snapshots import Snapshot
 from torchlens._validate.witness import Subject, WitnessedCall
 
@@ -117,8 +117,7 @@ class _ArgumentsCheck:
         if not has_elements(part.value) or (len(sources) == 1 and same(value, argument.value)):
             return
         if part.region is None and len(sources) > 1:
-            not_shown = NotShown("arguments", subject.label(number), location, _PATTERN)
-            self._report.not_shown.append(not_shown)
+            self._report.add_not_shown("arguments", subject.label(number), location, _PATTERN)
         else:
             self._check_painted(number, location, argument, sources, part)
 
@@ -138,7 +137,7 @@ class _ArgumentsCheck:
 
     def _find(self, number: int, expected: str, found: str) -> None:
         label = self._subject.label(number)
-        self._report.findings.append(ValidationFinding("arguments", label, expected, found))
+        self._report.add_finding("arguments", label, expected, found)
 
     def _what(self, number: int, location: Any) -> str:
         is_output = self._subject.log.recording.rows[number].operation.name == "output"

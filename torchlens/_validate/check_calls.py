@@ -14,7 +14,7 @@ from torchlens._recording.recording import Recording, Row
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import Path, named_tensors, path_text
 from torchlens._replay.values import brief
-from torchlens._validate.report import NotShown, ValidationFinding, ValidationReport
+from torchlens._validate.report import ValidationReport
 from torchlens._validate.snapshots import is_same_as_frozen
 from torchlens._validate.witness import Subject, WitnessedCall
 
@@ -62,7 +62,7 @@ class _CallsCheck:
 
     def _find(self, number: int, expected: str, found: str) -> None:
         label = self._subject.label(number) if number >= 0 else ""
-        self._report.findings.append(ValidationFinding("calls", label, expected, found))
+        self._report.add_finding("calls", label, expected, found)
 
     def check_tensors(self) -> None:
         """Each tensor that was seen has one row, with its shape and dtype."""
@@ -88,7 +88,7 @@ class _CallsCheck:
             if other.operation == row.operation and not _has_arguments_of(other, call):
                 label = self._subject.label(number)
                 reason = f"{name} has other arguments in each run, or changes them"
-                self._report.not_shown.append(NotShown("calls", label, "numbers", reason))
+                self._report.add_not_shown("calls", label, "numbers", reason)
             else:
                 self._find(number, f"the arguments that {name} was called with", "others")
 

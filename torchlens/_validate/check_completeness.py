@@ -32,7 +32,7 @@ from torchlens._recording.unseen import NoTorchFunction
 from torchlens._recording.user_code import source_line
 from torchlens._replay.values import brief
 from torchlens._validate.exemptions import ASIDE, UNLOGGED_ATEN
-from torchlens._validate.report import ValidationFinding, ValidationReport
+from torchlens._validate.report import ValidationReport
 from torchlens._validate.witness import Subject, UnexplainedTensors, WitnessedCall, location_of
 
 Tensor = torch.Tensor
@@ -305,7 +305,7 @@ def check_completeness(
         report.exemptions["completeness", reason] += count
 
     def find(layer: str, expected: str, found: str) -> None:
-        report.findings.append(ValidationFinding("completeness", layer, expected, found))
+        report.add_finding("completeness", layer, expected, found)
 
     for trespass in census.trespasses:
         _report_trespass(subject, trespass, find)

@@ -23,7 +23,7 @@ from torchlens._validate.check_arguments import Painting, contributions_of, pain
 from torchlens._validate.check_replay import replay_exemption, run_again
 from torchlens._validate.exemptions import CAPTURED, EMPTY, MANY, PART, VIEW, dependence_exemption
 from torchlens._validate.other_values import Changes, fits_into, numbers_in
-from torchlens._validate.report import NotShown, ValidationReport
+from torchlens._validate.report import ValidationReport
 from torchlens._validate.snapshots import Snapshot
 from torchlens._validate.witness import Subject, WitnessedCall
 
@@ -95,7 +95,7 @@ class _DependenceCheck:
             if not depends:
                 argument = locations[0] if len(locations) == 1 else locations
                 label, reason = self.subject.label(self.call.first), self._reason(parent, attempts)
-                self.report.not_shown.append(NotShown("dependence", label, argument, reason))
+                self.report.add_not_shown("dependence", label, argument, reason)
 
     def _parents(self) -> dict[int, dict[Any, int]]:
         """By parent and location of the argument, the first row of the call that reads it there."""

@@ -20,8 +20,6 @@ from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording, Row, located
 from torchlens._replay.values import brief, difference, same
 from torchlens._validate.report import (
-    NotShown,
-    ValidationFinding,
     ValidationReport,
     make_check,
     make_run,
@@ -177,13 +175,13 @@ class _JaxChecks:
                 self._report.num_checked["dependence"] += 1
                 reason = changes.in_vain(row, args, params, place, results)
                 if reason is not None:
-                    self._report.not_shown.append(NotShown("dependence", label, place, reason))
+                    self._report.add_not_shown("dependence", label, place, reason)
 
     def _step(self, number: int) -> str:
         return f"step {number} ({self._recording.rows[number].operation.name})"
 
     def _find(self, check: str, layer: str, expected: str, found: str) -> None:
-        self._report.findings.append(ValidationFinding(check, layer, expected, found))
+        self._report.add_finding(check, layer, expected, found)
 
 
 def _outputs(recording: Recording) -> list[Any]:

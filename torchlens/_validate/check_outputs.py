@@ -14,7 +14,7 @@ from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State, copy_of
 from torchlens._replay.values import brief, difference, same
 from torchlens._validate.exemptions import UNSTEADY
-from torchlens._validate.report import ValidationFinding, ValidationReport
+from torchlens._validate.report import ValidationReport
 from torchlens._validate.witness import Subject
 
 
@@ -90,7 +90,7 @@ def check_outputs(
     plain, logged, witnessed = outcomes
 
     def find(layer: str, expected: str, found: str) -> None:
-        report.findings.append(ValidationFinding("outputs", layer, expected, found))
+        report.add_finding("outputs", layer, expected, found)
 
     _check_data(plain, logged, again, report)
     outputs = subject.log.recording.outputs
@@ -130,8 +130,7 @@ def _check_data(
             report.exemptions["outputs", UNSTEADY] += 1
         else:
             what, found = f"{name} of a plain run ({_short(expected)})", _short(returned)
-            finding = ValidationFinding("outputs", "", what, f"from the logged run {found}")
-            report.findings.append(finding)
+            report.add_finding("outputs", "", what, f"from the logged run {found}")
 
 
 def _short(value: Any) -> str:

@@ -21,7 +21,7 @@ from torchlens._validate.exemptions import (
     REPLAY,
     UNINITIALISED,
 )
-from torchlens._validate.report import ValidationFinding, ValidationReport, failure_text
+from torchlens._validate.report import ValidationReport, failure_text
 from torchlens._validate.snapshots import Snapshot, is_same_as_frozen, thaw
 from torchlens._validate.witness import Subject, WitnessedCall, location_of
 
@@ -132,7 +132,7 @@ def _check_call(
 
 
 def _find(report: ValidationReport, label: str, expected: str, found: str) -> None:
-    report.findings.append(ValidationFinding("replay", label, expected, found))
+    report.add_finding("replay", label, expected, found)
 
 
 def run_again(

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torchlens._recording.interruptions import interrupts
 from torchlens._recording.unseen import unseen
+from torchlens._text.numbers import counted
 
 T = TypeVar("T")
 
@@ -72,6 +73,14 @@ class ValidationReport:
     exemptions: Counter[tuple[str, str]] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def add_finding(self, check: str, layer: str, expected: str, found: str) -> None:
+        """Adds a finding."""
+        self.findings.append(ValidationFinding(check, layer, expected, found))
+
+    def add_not_shown(self, check: str, layer: str, argument: object, reason: str) -> None:
+        """Adds a claim that could not be decided."""
+        self.not_shown.append(NotShown(check, layer, argument, reason))
+
     @property
     def passed(self) -> bool:
         """Whether nothing was found."""
@@ -95,7 +104,7 @@ class ValidationReport:
     def _lines_of(self, check: str) -> list[str]:
         found = [str(finding) for finding in self.findings if finding.check == check]
         unshown = [str(item) for item in self.not_shown if item.check == check]
-        verdict = _counted(len(found), "finding") if found else "nothing found"
+        verdict = counted(len(found), "finding") if found else "nothing found"
         if unshown:
             verdict += f", {len(unshown)} could not be shown"
         return [
@@ -110,7 +119,7 @@ class ValidationReport:
         ]
 
     def _verdict(self) -> str:
-        return "passed" if self.passed else f"FAILED, {_counted(len(self.findings), 'finding')}"
+        return "passed" if self.passed else f"FAILED, {counted(len(self.findings), 'finding')}"
 
 
 def _shown(items: list[str], field_name: str, head: str = "") -> list[str]:
@@ -118,10 +127,6 @@ def _shown(items: list[str], field_name: str, head: str = "") -> list[str]:
     if len(items) > _MAX_SHOWN:
         lines.append(f"    ... and {len(items) - _MAX_SHOWN} more, in the report's {field_name}")
     return lines
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 # -- steps
@@ -146,8 +151,7 @@ def make_run(report: ValidationReport, name: str, check: str, run: Callable[[], 
         except BaseException as error:  # any exception of the model, also SystemExit
             if interrupts(error):
                 raise
-            finding = ValidationFinding(check, "", f"the {name} to return", failure_text(error))
-            report.findings.append(finding)
+            report.add_finding(check, "", f"the {name} to return", failure_text(error))
     return None
 
 
@@ -160,10 +164,7 @@ def make_check(report: ValidationReport, name: str, check: Callable[[], None]) -
         except Exception as error:
             if interrupts(error):
                 raise
-            finding = ValidationFinding(
-                name, "", f"the check of {name} to be possible", failure_text(error)
-            )
-            report.findings.append(finding)
+            report.add_finding(name, "", f"the check of {name} to be possible", failure_text(error))
 
 
 def failure_text(error: BaseException) -> str:

@@ -33,7 +33,7 @@ from torchlens._validate.check_outputs import (
     same_outputs,
 )
 from torchlens._validate.check_replay import check_replay, check_unwitnessed
-from torchlens._validate.report import ValidationFinding, ValidationReport, make_check, make_run
+from torchlens._validate.report import ValidationReport, make_check, make_run
 from torchlens._validate.witness import Subject, Witness
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def validate(
             state.restore()
             for problem in state.problems:
                 expected = "everything to be kept and restored"
-                report.findings.append(ValidationFinding("outputs", "", expected, problem))
+                report.add_finding("outputs", "", expected, problem)
     finally:
         if not had_compiler and _COMPILER in sys.modules:
             # torch imports it under a dispatch mode, which leaves a reference cycle that holds
@@ -131,7 +131,7 @@ def _repeated(
     if again is not None and not same_outputs(plain, again):
         expected = "two plain runs from one state to return the same"
         found = "a model that does not repeat itself: nothing can be compared"
-        report.findings.append(ValidationFinding("outputs", "", expected, found))
+        report.add_finding("outputs", "", expected, found)
         return None
     return again
 
