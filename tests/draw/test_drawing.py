@@ -566,7 +566,8 @@ def test_the_source_is_written_and_the_picture_beside_it(
         vis_save_only=True,
     )
     assert drawing is not None
-    assert (tmp_path / "new" / "graph.gv").read_text() == drawing.source
+    signed = f"{drawing.source}// {history.receipt}\n"
+    assert (tmp_path / "new" / "graph.gv").read_text() == signed
     assert drawing.picture_path == tmp_path / "new" / f"graph.gv.{fileformat}"
     assert drawing.picture_path.read_bytes().startswith(start)
 
@@ -590,7 +591,8 @@ def test_the_name_of_a_picture_may_be_given(tmp_path: Path):
         tmp_path / "net.svg",
     )
     assert drawing.save(tmp_path / "other.png").read_bytes().startswith(b"\x89PNG")
-    assert drawing.save(tmp_path / "other.dot").read_text() == drawing.source
+    assert drawing.save(tmp_path / "other.dot").read_text().startswith(drawing.source)
+    assert f"<!-- {history.receipt} -->" in (tmp_path / "net.svg").read_text()
 
 
 def test_dot_is_the_source_alone(tmp_path: Path):

@@ -12,7 +12,9 @@ from torchlens._draw.draw_options import DrawOptions, VisOpt, draw_options
 from torchlens._draw.layout import Layout, clear_of_edges, lay_out, with_room
 from torchlens._draw.render import is_graphviz_there, render
 from torchlens._draw.scene import Scene
+from torchlens._history.receipt import exported_receipt
 from torchlens._recording.user_code import warn_caller
+from torchlens._text.plain_text import printable
 from torchlens._text.whole_files import write_whole
 from torchlens.errors import DrawingError
 
@@ -32,10 +34,13 @@ class Drawing:
 
     >>> drawing = history.render_graph(vis_save_only=True)
     >>> drawing.source, drawing.source_path, drawing.picture_path
+
+    `receipt` says what was drawn; files of the source and of SVG have it as a comment.
     """
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, receipt: str = "") -> None:
         self.scene = scene
+        self.receipt = printable(receipt)
         self.source = dot_source(scene)
         self.source_path: Path | None = None
         self.picture_path: Path | None = None
@@ -56,7 +61,12 @@ class Drawing:
             self._layout is not None or len(self.scene.nodes) <= _MOST_LAID_OUT_TWICE
         ):
             self._move_titles()
-        return render(self.source, fileformat)
+        picture = render(self.source, fileformat)
+        if fileformat == "svg" and self.receipt:
+            text, end, rest = picture.rpartition(b"</svg>")
+            note = self.receipt.replace("--", "- -").encode("utf-8", "backslashreplace")
+            return text + b"<!-- " + note + b" -->\n" + end + rest
+        return picture
 
     def _lay_out(self) -> Layout:
         """The layout. It does not depend on the side of the titles."""
@@ -78,6 +88,11 @@ class Drawing:
             self.source, self._layout = dot_source(self.scene), None
         self.source = dot_source(self.scene)
 
+    def _signed_source(self) -> str:
+        """The source, and a comment with the receipt."""
+        note = f"// {self.receipt}\n" if self.receipt else ""
+        return self.source + note
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the picture, or the source for `.gv` and `.dot`; the format is the path's
         ending.
@@ -87,7 +102,9 @@ class Drawing:
         )
         fileformat = options.picture_format
         target = options.source_path if options.picture_path is None else options.picture_path
-        write_whole(target, self.source if fileformat is None else self.to_bytes(fileformat))
+        write_whole(
+            target, self._signed_source() if fileformat is None else self.to_bytes(fileformat)
+        )
         return target
 
     def _repr_svg_(self) -> str | None:
@@ -104,7 +121,7 @@ def make_drawing(history: Any, options: DrawOptions) -> Drawing:
     """The drawing of a history, without writing a file."""
     if options.vis_opt == "none":
         raise ValueError("vis_opt must be 'unrolled' or 'rolled' to make a drawing, got 'none'.")
-    return Drawing(build_scene(history, options))
+    return Drawing(build_scene(history, options), str(exported_receipt(history._log)))
 
 
 def draw(history: Any, options: DrawOptions) -> Drawing | None:
@@ -129,14 +146,14 @@ def draw(history: Any, options: DrawOptions) -> Drawing | None:
             "vis_fold_repeats and vis_opt choose what is drawn; vis_max_nodes moves the limit."
         )
     source_path, picture_path = options.source_path, options.picture_path
-    write_whole(source_path, drawing.source)
+    write_whole(source_path, drawing._signed_source())
     drawing.source_path = source_path
     if picture_path is not None and options.picture_format is not None:
         try:
             picture = drawing.to_bytes(options.picture_format)
         except DrawingError as error:
             raise DrawingError(f"{error} The source is in {str(source_path)!r}.") from error
-        write_whole(source_path, drawing.source)  # titles may have moved
+        write_whole(source_path, drawing._signed_source())  # titles may have moved
         write_whole(picture_path, picture)
         drawing.picture_path = picture_path
         if not options.vis_save_only:
@@ -158,7 +175,7 @@ def _within_page(history: Any, options: DrawOptions, drawing: Drawing, longest: 
         reason = (
             f"a side of the {options.picture_format} would be longer than {longest:,.0f} points"
         )
-        drawing = Drawing(build_scene(history, options, num_nodes, reason))
+        drawing = Drawing(build_scene(history, options, num_nodes, reason), drawing.receipt)
     return drawing
 
 

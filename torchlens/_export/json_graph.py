@@ -11,6 +11,7 @@ from torchlens._history.entry_graph import boundary_addresses, located_parents
 from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
+from torchlens._history.receipt import exported_receipt
 from torchlens._portable.live_objects import FUNCTIONS, text_of
 from torchlens._recording.functions import reference_to
 from torchlens._recording.garbage_collector import without_collector
@@ -54,6 +55,7 @@ def _graph_data(history: Any, nodes: Any, layers: Any) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "model": _model(history),
+        "receipt": exported_receipt(history._log).to_dict(),
         "nodes": nodes,
         "layers": layers,
         "modules": _modules(history),

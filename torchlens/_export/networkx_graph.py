@@ -25,7 +25,7 @@ def to_networkx(history: Any) -> "networkx.MultiDiGraph":
         ) from error
     data = graph_data(history)
     graph = networkx.MultiDiGraph(
-        model=data["model"], modules=data["modules"], layers=data["layers"]
+        model=data["model"], receipt=data["receipt"], modules=data["modules"], layers=data["layers"]
     )
     for node in data["nodes"]:
         graph.add_node(

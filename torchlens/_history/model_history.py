@@ -26,6 +26,7 @@ from torchlens._recording.unseen import unseen
 if TYPE_CHECKING:
     import networkx
     import pandas
+    import pyarrow
 
     from torchlens._attention.attention import Attention
     from torchlens._draw.draw_options import DrawKeywords, VisOpt
@@ -168,6 +169,22 @@ class ModelHistory(HistoryFields, ClassicAccess):
         from torchlens._history.summary import summarize
 
         return summarize(self, depth, sort_by, width, limit)
+
+    def describe(self, lines: int = 40) -> str:
+        """The model in at most one screen: inputs, outputs and the tree of its modules, with
+        repeated blocks folded, their shapes, parameters and FLOPs.
+
+        >>> print(history.describe())
+        """
+        from torchlens._export.description import describe
+
+        return describe(self, lines)
+
+    def to_markdown(self, lines: int = 40) -> str:
+        """What `describe` says, as Markdown for an issue, a README or a language model."""
+        from torchlens._export.description import to_markdown
+
+        return to_markdown(self, lines)
 
     @property
     def output(self) -> Any:
@@ -648,6 +665,44 @@ class ModelHistory(HistoryFields, ClassicAccess):
         from torchlens._trace.save import save_history
 
         save_history(self._log, path, params, max_shard_bytes)
+
+    @overload
+    def to_model_explorer(self, path: None = None, indent: int | None = None) -> str: ...
+
+    @overload
+    def to_model_explorer(
+        self, path: str | os.PathLike[str], indent: int | None = None
+    ) -> None: ...
+
+    def to_model_explorer(
+        self, path: str | os.PathLike[str] | None = None, indent: int | None = None
+    ) -> str | None:
+        """Returns the graph as JSON for Model Explorer, or writes it to `path`."""
+        from torchlens._export.model_explorer import to_model_explorer
+
+        return to_model_explorer(self, path, indent)
+
+    def to_mermaid(self, depth: int | None = None) -> str:
+        """Returns the graph as a Mermaid flowchart.
+
+        depth: modules at this depth are one node each; 0 is the model alone. By default, the
+            deepest with at most 120 nodes.
+        """
+        from torchlens._export.mermaid import to_mermaid
+
+        return to_mermaid(self, depth)
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """Returns the table of `to_pandas` as an Arrow table; pyarrow must be installed."""
+        from torchlens._export.arrow_table import to_arrow
+
+        return to_arrow(self)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Writes the table of `to_pandas` to a Parquet file; pyarrow must be installed."""
+        from torchlens._export.arrow_table import to_parquet
+
+        to_parquet(self, path)
 
     def to_networkx(self) -> "networkx.MultiDiGraph":
         """Returns the graph as a networkx graph; networkx must be installed."""

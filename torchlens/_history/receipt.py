@@ -5,6 +5,9 @@ from typing import Any
 
 from torchlens._history.log import Log
 from torchlens._history.structure_hash import structure_hash
+from torchlens._recording.origin import LiveOrigin, versions_now
+
+_MOST_HASHED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +55,18 @@ def receipt_of(log: Log) -> Receipt:
         origin.inputs,
         dict(origin.versions),
     )
+
+
+def exported_receipt(log: Log) -> Receipt:
+    """The receipt that an exported file or table carries: without the digest of more than 1 GB of
+    weights, unless it is known already.
+    """
+    origin = log.recording.origin
+    if isinstance(origin, LiveOrigin) and _size(origin) > _MOST_HASHED:
+        versions = versions_now(origin.framework)
+        return Receipt(log.recording.model_name, structure_hash(log), None, None, versions)
+    return receipt_of(log)
+
+
+def _size(origin: LiveOrigin) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in origin.weights)

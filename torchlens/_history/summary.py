@@ -148,7 +148,7 @@ def summarize(
             check_count(name, value, least)
     check_choice("sort_by", sort_by, MEASURES, or_none=True)
     log = history._log
-    rows = _layer_rows(log) if depth is None else _module_rows(history, depth)
+    rows = _layer_rows(log) if depth is None else module_rows(history, depth)
     if sort_by is not None:
         rows.sort(key=lambda row: _measure(log, row, sort_by), reverse=True)
         for row in rows:
@@ -159,11 +159,12 @@ def summarize(
 
 def _measure(log: Log, row: SummaryRow, sort_by: str) -> float:
     word = short_word(sort_by)
-    value = _num_params(log, row.params) if word == "params" else getattr(row, word)
+    value = num_params_of(log, row.params) if word == "params" else getattr(row, word)
     return value or 0
 
 
-def _num_params(log: Log, numbers: Iterable[int]) -> int:
+def num_params_of(log: Log, numbers: Iterable[int]) -> int:
+    """The number of elements of the parameters with these numbers."""
     return sum(log.recording.params[number].numel() for number in numbers)
 
 
@@ -205,13 +206,14 @@ def _layer_rows(log: Log) -> list[SummaryRow]:
     return list(rows.values())
 
 
-def _module_rows(history: "ModelHistory", depth: int) -> list[SummaryRow]:
+def module_rows(history: "ModelHistory", depth: int | None = None) -> list[SummaryRow]:
+    """The model and its modules down to a depth, each before those in it."""
     log = history._log
     recording, graph = log.recording, log.graph
     rows = {"": SummaryRow(history.model_name, recording.module_classes[""], calls=1)}
 
     def list_modules(parent: str, addresses: list[str], level: int) -> None:
-        for address in addresses if level <= depth else ():
+        for address in addresses if depth is None or level <= depth else ():
             if address not in rows:
                 shown = "  " * level + address.removeprefix(f"{parent}.")
                 calls = graph.module_tree.num_passes[address]
@@ -288,7 +290,7 @@ def _number_columns(log: Log, rows: list[SummaryRow]) -> list[Column]:
 
     columns = [
         column("output", 2, _output_text),
-        column("params", 1, lambda row: _or_dash(_num_params(log, row.params))),
+        column("params", 1, lambda row: _or_dash(num_params_of(log, row.params))),
         column("FLOPs", 1, _flops_text),
         column("time", 1, lambda row: seconds_text(row.time) if row.time else "-"),
         column("backward", 4, _backward_text),
@@ -323,7 +325,7 @@ def _totals(history: "ModelHistory") -> Iterator[tuple[str, str]]:
     params = log.recording.params
     num_trainable = sum(parameter.numel() for parameter in params if parameter.requires_grad)
     used = {number for numbers in log.graph.params for number in numbers}
-    num_unused = history.total_params - _num_params(log, used)
+    num_unused = history.total_params - num_params_of(log, used)
     unused = f", {num_unused:,} not used" if num_unused else ""
     size = history.total_params_fsize_nice
     yield "parameters", f"{history.total_params:,} ({size}), {num_trainable:,} trainable{unused}"

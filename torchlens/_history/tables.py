@@ -6,6 +6,7 @@ import numpy
 
 from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import COLUMNS
+from torchlens._history.receipt import exported_receipt
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.symbolic import SymbolicInt
 
@@ -37,7 +38,9 @@ def entries_to_pandas(entries: ManyEntries) -> "pandas.DataFrame":
                 cells[name].add(column.of(part))
         # Without copy=False, pandas would group the columns by dtype, and touch every list of a
         # million again.
-        return pandas.DataFrame({name: cells.pop(name).series() for name in COLUMNS}, copy=False)
+        frame = pandas.DataFrame({name: cells.pop(name).series() for name in COLUMNS}, copy=False)
+        frame.attrs["receipt"] = exported_receipt(entries._log).to_dict()
+        return frame
 
     return without_collector(table)
 

@@ -13,7 +13,7 @@ from torchlens._history.log import Log, picked
 from torchlens._page.parts import ChosenParts, FailedCall
 from torchlens._page.value_columns import Statistics
 from torchlens._recording.recording import Failure
-from torchlens._recording.user_code import SourceLine, short_path, source_line, source_text
+from torchlens._recording.user_code import source_line, source_text
 from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.error_wording import got
 from torchlens.errors import ValueChangedError
@@ -47,14 +47,9 @@ class Places:
         key = (code, instruction)
         if key not in self._number_of:
             self._number_of[key] = len(self.lines)
-            place = place_text(source_line(code, instruction))
+            place = str(source_line(code, instruction))
             self.lines.append([self._strings(place), self._strings(source_text(code, instruction))])
         return self._number_of[key]
-
-
-def place_text(line: SourceLine) -> str:
-    """A place in the code: `train.py:12 in forward`."""
-    return f"{short_path(line.file)}:{line.line} in {line.function}"
 
 
 def shape_text(shape: Any) -> str:

@@ -9,6 +9,7 @@ from torchlens._history.backward import parameter_gradients
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Marks, Overlay
+from torchlens._history.receipt import exported_receipt
 from torchlens._page.attention_columns import attention_columns
 from torchlens._page.entry_columns import (
     EntryColumns,
@@ -17,7 +18,6 @@ from torchlens._page.entry_columns import (
     costs_of,
     dtype_text,
     finite_number,
-    place_text,
     shape_text,
 )
 from torchlens._page.folding import fold
@@ -101,6 +101,7 @@ class _Writer:
         data = {
             "title": title or recording.model_name,
             "model": recording.model_name,
+            "receipt": str(exported_receipt(self.log)),
             "tensors": len(self.log.graph.recorded),
             "bytes": sum(costs.bytes),
             "params": self.history.total_params,
@@ -214,11 +215,7 @@ class _Writer:
 
     def _failure(self, failure: Failure) -> dict[str, str]:
         record = self.log.recording.module_calls[failure.module_call]
-        place = (
-            ""
-            if failure.code is None
-            else place_text(source_line(failure.code, failure.instruction))
-        )
+        place = "" if failure.code is None else str(source_line(failure.code, failure.instruction))
         return {
             "message": failure.message,
             "operation": failure.operation.name if failure.operation else "",

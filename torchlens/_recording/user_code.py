@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -76,7 +77,7 @@ def warn_log_caller(message: str) -> None:
 
 @dataclass(frozen=True)
 class SourceLine:
-    """A place in the user's code."""
+    """A place in the user's code. The file has no absolute path; see `short_path`."""
 
     file: str
     line: int
@@ -92,7 +93,7 @@ def source_line(code: CodeType, instruction: int) -> SourceLine:
     for start, end, number in code.co_lines():
         if start <= instruction < end and number is not None:
             line = number
-    return SourceLine(code.co_filename, line, code.co_qualname)
+    return SourceLine(short_path(code.co_filename), line, code.co_qualname)
 
 
 def source_text(code: CodeType, instruction: int) -> str:
@@ -100,7 +101,7 @@ def source_text(code: CodeType, instruction: int) -> str:
     if code.co_consts[:1] == (_STANDS_FOR_LINE,):
         return str(code.co_consts[1])
     line = source_line(code, instruction)
-    return linecache.getline(line.file, line.line).strip()
+    return linecache.getline(code.co_filename, line.line).strip()
 
 
 # Code cannot be pickled. A line can, and code that stands for it serves all who ask where something
@@ -119,13 +120,17 @@ def short_path(file: str) -> str:
     that holds it; only its name if none does. So files that are passed on to others carry no
     absolute path of this machine.
     """
+    return _short_path(file, str(Path.cwd()))
+
+
+@lru_cache(maxsize=4096)
+def _short_path(file: str, here: str) -> str:
     path = Path(file)
     if not path.is_absolute():
         return file
     folders = [Path(folder) for folder in sys.path if path.is_relative_to(folder or os.curdir)]
     folders.sort(key=lambda folder: -len(folder.parts))
-    here = Path.cwd()
-    home = here if path.is_relative_to(here) else next(iter(folders), path.parent)
+    home = Path(here) if path.is_relative_to(here) else next(iter(folders), path.parent)
     return str(path.relative_to(home))
 
 

@@ -66,6 +66,7 @@ function openReadable() {
 
 function start() {
   $("name").textContent = D.title;
+  $("name").title = D.receipt || "";
   $("overlay").append(html("option", { value: "" }, "kind"), ...[...overlays.keys()].map(name => html("option", { value: name }, name)));
   drawSides();
   drawExtras();
