@@ -70,7 +70,7 @@ def test_a_description_fits_one_screen_and_says_what_is_left_out() -> None:
 def test_markdown_is_a_table_whose_cells_are_plain_text() -> None:
     model = nn.Module()
     model.add_module("a|b_c", nn.Linear(2, 2))
-    model.forward = lambda x: getattr(model, "a|b_c")(x)  # type: ignore[method-assign]
+    model.forward = lambda x: getattr(model, "a|b_c")(x)
     history = tl.log_forward_pass(model, torch.rand(1, 2))
     text = history.to_markdown()
     (row,) = [line for line in text.splitlines() if "Linear" in line and line.startswith("|")]
