@@ -30,6 +30,7 @@ from torchlens._recording.called_model import model_of
 from torchlens._recording.frameworks import Model, OtherModel, as_model, title_of
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.tolerance import TOLERANCE
+from torchlens._recording.unseen import GradMode
 from torchlens._text.error_wording import check_count, checked_file, got
 
 if TYPE_CHECKING:
@@ -437,7 +438,7 @@ def check_structure(
         if input_args is None and input_kwargs is None and not made and target.exists():
             known = (stored or read_structure(target)).history
             made = inputs_to_make(known, target, forward_names(model_of(model)))
-        with torch.no_grad():
+        with GradMode(False):
             history = get_model_metadata(model, input_args, input_kwargs, **made)
     if stored is None:
         write_structure(history, target)

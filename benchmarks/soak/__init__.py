@@ -17,7 +17,7 @@ import torch
 from benchmarks.soak.faults import run_faults
 from benchmarks.soak.figures import Figures
 from benchmarks.soak.in_a_row import run_in_a_row, run_models
-from benchmarks.soak.moments import run_moments
+from benchmarks.soak.moments import CASES, run_moments
 from benchmarks.soak.signals import run_signals
 from benchmarks.soak.threads import run_threads
 
@@ -56,7 +56,7 @@ def soak(
         run_in_a_row(figures, num_logs)
         run_faults(figures, num_faults)
         run_signals(figures, num_interrupts - num_interrupts // 2)
-        run_moments(figures, max_moments)
+        run_moments(figures, max(1, max_moments // len(CASES)))
         run_threads(figures, seconds, num_interrupts // 2)
     if num_models or num_large:
         run_models(figures, num_models, num_large)

@@ -13,7 +13,7 @@ from torchlens._attention.fused import Rebuilt, first_queries, is_fused, rebuilt
 from torchlens._history.attention_parts import product_after, softmax_before
 from torchlens._history.log import Log
 from torchlens._recording.tolerance import TOLERANCE, epsilon_of
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._recording.wrappers import why_valueless
 from torchlens._replay.call_arguments import call_arguments
 from torchlens._text.error_wording import got, is_whole
@@ -148,7 +148,7 @@ def call_meant(log: Log, entry: int) -> int | None:
 def attention_of(log: Log, entry: int) -> Attention:
     """The attention whose result is an entry; raises ValueError if it cannot be rebuilt."""
     label = log.label(entry)
-    with unseen():
+    with unseen(), NoTorchFunction():
         try:
             found = _rebuilt(log, entry)
             _check(log.value(entry), found)
@@ -165,7 +165,7 @@ def small_attention(log: Log, entry: int, side: int) -> tuple[Tensor, int, int]:
     """The attention of the first example, thinned to `side` queries and keys, as (heads, queries,
     keys), with the number of queries and of keys; costs little for long sequences.
     """
-    with unseen():
+    with unseen(), NoTorchFunction():
         found = _rebuilt(log, entry, side)
         logged = log.value(entry)
         if found.result.shape != logged.shape:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import gelu, layer_norm, linear, relu
 
+from torchlens._recording.unseen import GradMode
+
 Tensor = torch.Tensor
 # `scaled_dot_product_attention`, and the kernels that `torch.ops.aten` has for it.
 SCALED_DOT_PRODUCT = "scaleddotproduct"
@@ -42,7 +44,7 @@ def rebuilt(layer_type: str, call: Mapping[str, Any], num_queries: int | None = 
     With `num_queries`, `scaled_dot_product_attention` is computed for that many queries of the
     first example alone.
     """
-    with torch.no_grad():
+    with GradMode(False):
         if layer_type == MULTI_HEAD:
             return _multi_head(call)
         if layer_type == ENCODER_LAYER:

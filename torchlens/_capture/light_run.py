@@ -151,19 +151,6 @@ class _LightMode(TorchFunctionMode):
             torch._C._pop_torch_function_stack()
 
 
-@contextmanager
-def held_patches() -> Iterator[None]:
-    """The context of many light runs: torch is patched once for all of them, since each change of a
-    class makes Python look up all its attributes anew.
-    """
-    user = object()
-    apply_patches(user)
-    try:
-        yield
-    finally:
-        undo_patches(user)
-
-
 def _are_foreign(types: Iterable[type]) -> bool:
     return not all(issubclass(kind, Tensor) for kind in types)
 

@@ -17,6 +17,7 @@ from torchlens._cli.live import called, is_pair, named_object
 from torchlens._cli.terminal import paint, say, width
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.frameworks import OtherModel, as_model, is_for_jax
+from torchlens._recording.unseen import GradMode
 from torchlens._text.error_wording import got
 from torchlens._text.plain_text import printable
 from torchlens._trace.files import open_trace
@@ -85,7 +86,7 @@ def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
         model.eval()
     if inputs is None and not kwargs:
         _check_needs_no_inputs(model, arguments.target)
-    with torch.no_grad():
+    with GradMode(False):
         return log_forward_pass(found, inputs, kwargs)
 
 

@@ -5,6 +5,7 @@ exchanges the results of the edited calls. What is no call, an input or a module
 argument, is exchanged by hooks on the modules, which are removed at the end.
 """
 
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from types import TracebackType
@@ -31,6 +32,15 @@ from torchlens.errors import EditError
 
 Tensor = torch.Tensor
 _Model = TypeVar("_Model", bound=torch.nn.Module)
+_Result = TypeVar("_Result")
+
+
+def _remove_hook(module: torch.nn.Module, hook: Any) -> None:
+    """Removes a forward hook or pre-hook, if it is registered."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for number in [number for number, own in hooks.items() if own is hook]:
+            del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 class Editing(Generic[_Model]):
@@ -42,7 +52,7 @@ class Editing(Generic[_Model]):
         self.step = -1
         self.num_applied: dict[str, int] = {}
         self._thread = 0
-        self._handles: list[Any] = []
+        self._hooks: list[tuple[torch.nn.Module, Any]] = []
         self._at_spots: dict[Spot, list[Target]] = {}
         self._inputs = [target for target in targets if target.input_path is not None]
         self._identities: dict[str, None] = {}
@@ -77,6 +87,19 @@ class Editing(Generic[_Model]):
             raise
         return self.model
 
+    def during(self, work: Callable[[], _Result]) -> _Result:
+        """The result of `work`, with the edits in force."""
+        try:
+            self.__enter__()
+            result = work()
+        finally:
+            try:
+                self._end()
+            finally:  # again, because an interrupt may cut the first call short
+                self._end()
+        self._check_applied()
+        return result
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -91,16 +114,16 @@ class Editing(Generic[_Model]):
             self._check_applied()
 
     def _begin(self) -> None:
-        before = self.model.register_forward_pre_hook(
-            self._begin_call, prepend=True, with_kwargs=True
-        )
-        self._handles.append(before)
+        # Noted before they are registered, so that an interrupt between the two leaves none.
+        begin_call = self._begin_call
+        self._hooks.append((self.model, begin_call))
+        self.model.register_forward_pre_hook(begin_call, prepend=True, with_kwargs=True)
         for address in self._identities:
             module = self.model.get_submodule(address)
-            hook = module.register_forward_hook(partial(self._leave_identity, address))
-            self._handles.append(hook)
-        for module, edited in self._modules:
-            self._handles.append(module.register_forward_hook(partial(self._leave, edited)))
+            self._hooks.append((module, partial(self._leave_identity, address)))
+        self._hooks += [(module, partial(self._leave, edited)) for module, edited in self._modules]
+        for module, hook in self._hooks[1:]:
+            module.register_forward_hook(hook)
         CURRENT.exchanges = (*CURRENT.exchanges, self)
         if self._at_spots:
             apply_module_patches(self)
@@ -110,8 +133,9 @@ class Editing(Generic[_Model]):
         remove_watcher(self)
         undo_patches(self)
         CURRENT.exchanges = tuple(other for other in CURRENT.exchanges if other is not self)
-        for handle in self._handles:
-            handle.remove()
+        for module, hook in self._hooks:
+            _remove_hook(module, hook)
+        self._hooks.clear()
         self._thread = 0
 
     def _check_applied(self) -> None:

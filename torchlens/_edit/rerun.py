@@ -28,8 +28,7 @@ def rerun(
 ) -> ModelHistory:
     """The history that `log_again` makes of the model while the edits are in force."""
     check_torch(history._log, "rerun")
-    with editing_of(model, edits, history):
-        return log_again()
+    return editing_of(model, edits, history).during(log_again)
 
 
 def editing_of(model: Any, edits: Any, history: ModelHistory | None) -> Editing[Any]:

@@ -19,10 +19,10 @@ from torchlens._capture.light_run import (
     LightRun,
     Program,
     find_rows,
-    held_patches,
     learn,
 )
 from torchlens._capture.options import LogOptions, checked_layers, named_inputs
+from torchlens._capture.patches.patching import apply_patches, undo_patches
 from torchlens._capture.selection import keys_in
 from torchlens._capture.session import generator_states, restore_generators
 from torchlens._extract.compiled import CannotCompileError, CompiledValues
@@ -33,6 +33,7 @@ from torchlens._history.sites import Place, Site, Sites
 from torchlens._recording.origin import version_of
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import named_tensors
+from torchlens._recording.unseen import GradMode
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.error_wording import got
 
@@ -315,10 +316,14 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     Not inference mode, whose tensors do not count the writes to them.
     """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    user = object()
     try:
-        with torch.inference_mode(False), torch.no_grad(), held_patches():
+        # Once for all batches: each change of a class makes Python look up its attributes anew.
+        apply_patches(user)
+        model.eval()
+        with GradMode(False, inference=False):
             yield
     finally:
+        undo_patches(user)
         for module, mode in modes:
             module.training = mode

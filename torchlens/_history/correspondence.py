@@ -152,7 +152,6 @@ class _Side:
         )
 
 
-@torch.no_grad()
 def _trace(param: torch.Tensor) -> Hashable:
     """A few of the numbers in a parameter, by which it is recognised; None if they do not
     distinguish it, as ones and zeros.

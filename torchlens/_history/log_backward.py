@@ -19,7 +19,7 @@ from torchlens._capture.gradients.backward_hooks import (
 from torchlens._capture.gradients.entry_gradients import GradientHooks, Gradients, TellingWatch
 from torchlens._graph.edges import entries_given
 from torchlens._history.log import Log
-from torchlens._recording.garbage_collector import pause_collector, resume_collector
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.view_tree import ViewTree
@@ -37,12 +37,11 @@ def log_backward(
 ) -> None:
     """Runs `loss.backward(...)` and records it in the log."""
     _check_loss(loss, log)
-    user = object()
     gradients = _recorded_gradients(log.recording, has_transform)
     outside = BackwardWatch(most=math.inf)
     hidden = _HiddenPasses(log.recording, gradients, outside)
-    try:
-        pause_collector(user)
+
+    def run() -> None:
         if not _watch_outside(loss, gradients, outside, hidden):
             raise ValueError(
                 "The loss does not lead back to this forward pass; a later call of the model is a "
@@ -58,10 +57,18 @@ def log_backward(
             gradients,
             ends or [],
         )
-    finally:
-        resume_collector(user)
+
+    def stop() -> None:
         hidden.stop()
         outside.stop()
+
+    try:
+        without_collector(run, may_have_garbage=True)
+    finally:
+        try:
+            stop()
+        finally:  # again, because an interrupt may cut the first call short
+            stop()
         gradients.outside.extend(outside.runs)
 
 
@@ -196,13 +203,9 @@ def _recorded_gradients(recording: Recording, has_transform: bool) -> Gradients:
         raise ValueError(
             f"This log cannot follow a backward pass. {reason} Log with save_gradients=True."
         )
-    user = object()
-    try:
-        pause_collector(user)
-        recording.gradients = gradients_of_saved(recording)
-    finally:
-        resume_collector(user)
-    return recording.gradients
+    gradients = without_collector(partial(gradients_of_saved, recording))
+    recording.gradients = gradients
+    return gradients
 
 
 def _watch_outside(

@@ -28,8 +28,12 @@ class LoggedCalls:
         self._lock = Lock()
 
     def __enter__(self) -> list[ModelHistory]:
-        apply_module_patches(self)
-        add_watcher(self, is_everywhere=True)
+        try:
+            apply_module_patches(self)
+            add_watcher(self, is_everywhere=True)
+        except BaseException:  # an interrupt
+            self._end()
+            raise
         return self.histories
 
     def __exit__(
@@ -38,6 +42,12 @@ class LoggedCalls:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            self._end()
+        finally:  # again, because an interrupt may cut the first call short
+            self._end()
+
+    def _end(self) -> None:
         remove_watcher(self)
         undo_patches(self)
 

@@ -21,7 +21,7 @@ from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._recording.frameworks import Model
 from torchlens._recording.garbage_collector import without_collector
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 
 if TYPE_CHECKING:
     import networkx
@@ -600,7 +600,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
         """
         from torchlens._health.first_nonfinite import first_nonfinite
 
-        with unseen():
+        with unseen(), NoTorchFunction():
             return first_nonfinite(self._log, include_constants)
 
     # -- drawing, exporting, saving ----------------------------------------------------------------

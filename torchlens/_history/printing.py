@@ -10,7 +10,7 @@ from torchlens._history.backward import backward_times
 from torchlens._history.log import Log, picked
 from torchlens._history.lookup import lookup_keys
 from torchlens._recording.regions import shape_of
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._recording.wrappers import (
     BELOW_A_BYTE,
     holds_others,
@@ -237,7 +237,7 @@ def _value_lines(value: Any) -> list[str]:
     reason = why_valueless(value)
     if reason is not None:
         return [*part, f"\t\t(no values: the tensor is {reason})"]
-    with unseen():
+    with unseen(), NoTorchFunction():
         return [*part, *_corner_lines(local_value(value).detach())]
 
 

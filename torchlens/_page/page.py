@@ -11,7 +11,7 @@ from typing import Any
 
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.page_data import page_data
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._text.error_wording import checked_file, got
 from torchlens._text.whole_files import write_whole
 
@@ -91,7 +91,7 @@ def explore(
                 f"{got(values)}."
             )
     target = None if path is None else checked_file("path", path, "model.html")
-    with unseen():
+    with unseen(), NoTorchFunction():
         text = page_text(page_data(history, overlays or {}, title))
     return write_page(text, target)
 

@@ -31,7 +31,7 @@ from torchlens._page.part_columns import (
 from torchlens._page.part_names import KINDS, PARTS, SIDES
 from torchlens._page.parts import ChosenParts, FailedCall, Outline, Part, entries_in, select
 from torchlens._page.value_columns import Statistics
-from torchlens._recording.garbage_collector import pause_collector, resume_collector
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.recording import Failure, References
 from torchlens._recording.stored import opened_params
 from torchlens._recording.symbolic import SymbolicInt
@@ -63,14 +63,9 @@ def carried_data(
     has_repeats: bool = True,
 ) -> Carried:
     """The data of a page, and where each entry is in it."""
-    user = object()
-    try:
-        pause_collector(
-            user
-        )  # the outline is large, and none of it is garbage before the page is written
-        return _Writer(history, history._log).write(overlays, title, has_repeats)
-    finally:
-        resume_collector(user)
+    writer = _Writer(history, history._log)
+    # The outline is large, and none of it is garbage before the page is written.
+    return without_collector(lambda: writer.write(overlays, title, has_repeats))
 
 
 class _Writer:

@@ -36,7 +36,7 @@ from torchlens._page.differences import (
 from torchlens._page.page import PAGE, Exploration, bundle, check_title, filled_template, write_page
 from torchlens._page.page_data import carried_data
 from torchlens._page.pairs import PartPair, Side, given_pairs, matched_pairs
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._text.error_wording import checked_file, got
 
 
@@ -58,7 +58,7 @@ def explore_together(
     if pairs is not None and (isinstance(pairs, str) or not isinstance(pairs, Iterable)):
         raise TypeError(f"pairs must be a list of tuples (a, b) or of dicts, got {got(pairs)}.")
     target = None if path is None else checked_file("path", path, "two.html")
-    with unseen():
+    with unseen(), NoTorchFunction():
         text = _page_text(a, b, pairs, names or _names(a, b), title)
     return write_page(text, target)
 

@@ -52,7 +52,6 @@ class Statistics:
         self.tensors.append(value.detach())
         return len(self.tensors) - 1
 
-    @torch.no_grad()
     def columns(self) -> dict[str, Any]:
         bins, side = _resolution(len(self.tensors))
         rows = self._described(bins, side)

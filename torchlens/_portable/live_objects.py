@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
 from torchlens._recording.functions import StandIn, found_again, reference_to
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._recording.wrappers import copy_of
 
 FUNCTIONS = (
@@ -138,14 +138,14 @@ class TensorBundle:
         self.tensors = tensors
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with unseen():
+        with unseen(), NoTorchFunction():
             own = {name: _alone(tensor) for name, tensor in self.tensors.items()}
             small = {n: t for n, t in own.items() if t.numel() * t.element_size() <= _SMALL}
             pools = list(map(_pool_of, _batches(small)))
         return _opened_bundle, ({n: t for n, t in own.items() if n not in small}, pools)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TensorBundle":
-        with unseen():
+        with unseen(), NoTorchFunction():
             return TensorBundle({name: _copied(tensor) for name, tensor in self.tensors.items()})
 
 

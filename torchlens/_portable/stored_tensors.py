@@ -22,7 +22,7 @@ from torchlens._portable.tensor_notes import (
 from torchlens._recording.functions import StandIn
 from torchlens._recording.regions import Region
 from torchlens._recording.stored import StoredValue
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._text.plain_text import printable, shown
 from torchlens.errors import TraceError
 
@@ -94,7 +94,7 @@ class StoredTensor(StoredValue):
             tensor = self._last[0]()
             if tensor is not None and tensor._version == self._last[1]:
                 return tensor
-        with unseen(), damage_reported(self._files.path):
+        with unseen(), NoTorchFunction(), damage_reported(self._files.path):
             tensor = _with_flags(_tensor_of(self._files, self._note), self._note)
             if "class" in self._note:
                 tensor = _of_class(tensor, self._note, self._files.objects)

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from torchlens._portable.live_objects import LiveObjects, text_of
 from torchlens._recording.regions import Region, region_of
 from torchlens._recording.symbolic import SymbolicInt, inert_sizes
+from torchlens._recording.unseen import GradMode
 from torchlens._recording.wrappers import inner_of, why_valueless
 from torchlens._text.plain_text import shown
 from torchlens.errors import TraceError
@@ -108,7 +109,7 @@ class TensorWriter:
             if _is_plain(tensor):
                 self._group(tensor, name, note)
             else:
-                with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                with torch._C.DisableTorchFunctionSubclass(), GradMode(False):
                     self._fill(tensor, name, note)
         return known[1]
 

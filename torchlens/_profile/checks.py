@@ -23,6 +23,7 @@ from torchlens._profile.ledger import Ledger, MeasuredCall, MeasuredStep, Tensor
 from torchlens._recording.operations import Operation
 from torchlens._recording.recording import References
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import GradMode
 from torchlens.errors import NonFiniteError
 
 Tensor = torch.Tensor
@@ -229,20 +230,15 @@ class Checks:
         if checker is None:
             return
         start = perf_counter()
-        has_grad = torch.is_grad_enabled()
         try:
-            torch._C._set_grad_enabled(False)
-            check(checker, *what)
+            with GradMode(False):
+                check(checker, *what)
         except NonFiniteError:
             raise
         except Exception as error:  # the checker's own failure must not stop the training
             self._checker, self._checking = None, Checking.NOTHING
             self._ledger.problems.add_failure(error, "Checking ended")
         finally:
-            try:
-                torch._C._set_grad_enabled(has_grad)
-            finally:  # once more, for an interrupt may cut the first short
-                torch._C._set_grad_enabled(has_grad)
             self._ledger.own_spans.append((start, perf_counter()))
 
 

@@ -31,7 +31,7 @@ from torchlens._profile.records import (
 )
 from torchlens._profile.table import Table, TableBy, Times, summary
 from torchlens._recording.trees import named_tensors
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._replay.model_state import KeptTensor, State
 from torchlens._text.problems import Problems
 
@@ -84,10 +84,10 @@ class Profile:
         self._thread = threading.get_ident()
         try:
             self._watcher.start()
+            return self
         except BaseException:  # an interrupt
             self._watcher.stop()
             raise
-        return self
 
     def finish(self) -> None:
         """Ends measuring and removes everything that was added. May be called again."""
@@ -292,7 +292,7 @@ def run_trial(
     as they were.
     """
     state = State(model, (args, kwargs))
-    with unseen():
+    with unseen(), NoTorchFunction():
         inputs = [KeptTensor(tensor) for _, tensor in named_tensors((args, kwargs))]
     try:
         with profile:
@@ -316,7 +316,7 @@ def run_trial(
 
 def _begin_run(model: torch.nn.Module, inputs: list[KeptTensor]) -> None:
     """Every run begins without gradients, and with the inputs that were given."""
-    with unseen():
+    with unseen(), NoTorchFunction():
         for kept in inputs:
             kept.restore()
     for leaf in (*model.parameters(), *(kept.tensor for kept in inputs)):

@@ -44,14 +44,17 @@ def resume_collector(user: object, may_have_garbage: bool = True) -> None:
         _users.discard(user)
 
 
-def without_collector(work: Callable[[], _Result]) -> _Result:
-    """The result of `work`, which is ours and leaves no garbage, with the collector paused."""
+def without_collector(work: Callable[[], _Result], may_have_garbage: bool = False) -> _Result:
+    """The result of `work` with the collector paused. Work of ours leaves no garbage."""
     user = object()
     try:
         pause_collector(user)
         return work()
     finally:
-        resume_collector(user, may_have_garbage=False)
+        try:
+            resume_collector(user, may_have_garbage)
+        finally:  # again, because an interrupt may cut the first call short
+            resume_collector(user, may_have_garbage)
 
 
 def _move_young_objects(may_have_garbage: bool) -> None:

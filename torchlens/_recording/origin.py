@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._recording.wrappers import local_value, why_valueless
 
 _DIGITS = 32
@@ -112,7 +112,7 @@ def _add_tensor(tensor: torch.Tensor, whole: Any) -> bool:
     """Adds a tensor; False if it has no values, or none in plain memory."""
     if why_valueless(tensor) is not None or isinstance(tensor, torch.nn.UninitializedParameter):
         return False
-    with unseen():
+    with unseen(), NoTorchFunction():
         plain = local_value(tensor).detach()
         if plain.layout is not torch.strided or plain.is_nested or plain.is_quantized:
             return False

@@ -71,13 +71,13 @@ def numbers(value: Tensor) -> Tensor:
     return value.detach().to(torch.float64)
 
 
-@torch.no_grad()
 def relative_error(reference: Tensor, other: Tensor) -> float:
     """The norm of the difference over the norm of the reference, of two dense tensors of one shape.
 
     NaN equals NaN, and infinity itself; the error is infinite where only one of two elements is
     finite, and where the reference is zero and the other is not.
     """
+    reference, other = reference.detach(), other.detach()
     both_whole = are_whole(reference, other)
     a, b = numbers(reference).flatten(), numbers(other).flatten()
     difference = b - a

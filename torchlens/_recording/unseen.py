@@ -6,7 +6,7 @@ neither change nor record torchlens's computations.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -32,26 +32,43 @@ def is_seen() -> bool:
     )
 
 
-def unseen() -> ExitStack:
-    """A context in which computing is hidden from modes, autograd and tracing.
+class GradMode(torch._C._InferenceMode):
+    """A context with another grad mode and inference mode; by default, inference mode stays.
 
-    >>> with unseen():
+    It ends in C++, which gives back both. Ctrl-C may cut torch's own context managers short where
+    they begin or end, and they would leave grad mode off.
+    """
+
+    def __init__(self, grad: bool, inference: bool | None = None) -> None:
+        super().__init__(torch.is_inference_mode_enabled() if inference is None else inference)
+        self._grad = grad
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        torch._C._set_grad_enabled(self._grad)
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """A context in which computing is hidden from autograd, dispatch modes and tracing, and, with
+    NoTorchFunction, from function modes. That one is C, too, and stands beside it for that reason.
+
+    >>> with unseen(), NoTorchFunction():
     ...     mean = value.mean()
     """
-    stack = ExitStack()
     tracing = torch._C._get_tracing_state()
+    has_modes = _is_meta() or _num_dispatch_modes() or _len_torch_dispatch_stack_pre_dispatch()
+    if tracing is None and not has_modes:
+        return GradMode(False, inference=False)
+    stack = ExitStack()
     if tracing is not None:
         _set_tracing_state(None)
         stack.callback(_set_tracing_state, tracing)
-    if _is_meta() or _num_dispatch_modes() or _len_torch_dispatch_stack_pre_dispatch():
+    if has_modes:
         stack.enter_context(torch._C._PreserveDispatchKeyGuard())
         stack.enter_context(_disable_current_modes())
         # In the middle of a fake operation, every new tensor would be on the meta device.
         torch._C._set_meta_in_tls_dispatch_include(False)
-    stack.enter_context(NoTorchFunction())
-    if torch.is_inference_mode_enabled():
-        stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
+    stack.enter_context(GradMode(False, inference=False))
     return stack
 
 
@@ -61,5 +78,5 @@ def call_unseen(function: Callable[..., Any], *args: Any) -> Any:
     """
     if peek_interpreter_stack() is not None:
         return None
-    with unseen():
+    with unseen(), NoTorchFunction():
         return function(*args)

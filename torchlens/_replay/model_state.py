@@ -21,7 +21,7 @@ from torchlens._capture.distributed.sharding import bring_apart
 from torchlens._capture.session import generator_states, restore_generators
 from torchlens._recording.interruptions import interrupts
 from torchlens._recording.regions import storage_of
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import GradMode, NoTorchFunction, unseen
 from torchlens._recording.wrappers import copy_of as clone_of
 from torchlens._recording.wrappers import has_memory
 from torchlens._replay.values import has_elements, same
@@ -58,7 +58,7 @@ class State:
         # What `changes` found, if nothing has run since.
         self._changed: dict[int, Tensor] | None = None
         bring_apart(list(model.modules()))
-        with unseen():
+        with unseen(), NoTorchFunction():
             for module in model.modules():
                 self._keep(module, 0)
                 if isinstance(module, torch.jit.ScriptModule):  # its tensors are held in C++
@@ -71,7 +71,7 @@ class State:
 
         Comparing takes time, so a `restore` that follows relies on the result.
         """
-        with unseen():
+        with unseen(), NoTorchFunction():
             self._changed = {
                 number: copy_of(kept.tensor)
                 for number, kept in enumerate(self._tensors.values())
@@ -90,7 +90,7 @@ class State:
         restore_generators(self._generators)
         items = [item for item, _ in self._objects.values()]
         bring_apart([item for item in items if isinstance(item, torch.nn.Module)])
-        with unseen():
+        with unseen(), NoTorchFunction():
             for item, restore in self._objects.values():
                 self._try(item, restore)
             for number, kept in enumerate(self._tensors.values()):
@@ -243,7 +243,7 @@ class KeptTensor:
     def restore(self, has_changed: bool | None = None) -> None:
         """Restores the tensor; compares its value first, unless `has_changed` is given."""
         tensor = self.tensor
-        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        with GradMode(False, inference=tensor.is_inference()):
             if type(tensor) is not self._class:  # a parameter that was lazy
                 tensor.grad = None
                 tensor.__class__ = self._class

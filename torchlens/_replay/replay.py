@@ -17,6 +17,7 @@ from torchlens._recording.interruptions import interrupts
 from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, OUTPUT, Kind
 from torchlens._recording.recording import located
 from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors
+from torchlens._recording.unseen import GradMode
 from torchlens._replay.numbered_entries import Entries
 from torchlens.errors import NotReplayableError
 
@@ -81,9 +82,7 @@ def in_force(modes: Modes) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(without_user_modes())
         stack.enter_context(torch._C._EnableTorchFunction())
-        if modes.inference is not torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(modes.inference))
-        stack.enter_context(torch.set_grad_enabled(modes.grad))
+        stack.enter_context(GradMode(modes.grad, modes.inference))
         for device, is_enabled, dtype in modes.autocast:
             if is_enabled or torch.is_autocast_enabled(device):
                 # Without its cache of casts: each call is independent of the others.
@@ -174,7 +173,7 @@ class Replay:
         values: dict[int, Tensor | None] = {}
         params = enumerate(() if dtype is None else self._recording.params)
         weights = {number: _cast(param.detach(), dtype) for number, param in params}
-        with torch.no_grad(), kept_generator():
+        with GradMode(False), kept_generator():
             for entry in range(self.entries.size):
                 result = self._result(entry, live, weights, dtype)
                 if result is None:
@@ -203,7 +202,7 @@ class Replay:
         if any(self.entries.rows[entry].operation.written for entry in entries):
             live = {entry: value.clone() for entry, value in live.items()}
         result: Tensor | None = None
-        with torch.no_grad(), kept_generator():
+        with GradMode(False), kept_generator():
             for entry in entries:
                 if entry in self.pinned:
                     raise NotReplayableError(self.pinned[entry])

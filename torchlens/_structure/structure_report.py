@@ -10,7 +10,7 @@ from torchlens._history.structure_hash import structure_hash, structure_lines
 from torchlens._page.differences import Difference, find_differences
 from torchlens._page.page_data import carried_data
 from torchlens._page.pairs import Side, matched_pairs
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._structure.structure_file import StoredStructure
 
 _MOST_LISTED = 20
@@ -62,7 +62,7 @@ def structure_report(stored: StoredStructure, history: ModelHistory, path: Path)
 
 def _differences(stored: StoredStructure, history: ModelHistory) -> list[str]:
     a, b = stored.history, history
-    with unseen():
+    with unseen(), NoTorchFunction():
         sides = Side(a, carried_data(a, {}, "file")), Side(b, carried_data(b, {}, "model"))
         found = find_differences(*sides, matched_pairs(*sides, match(a, b)))
     listed = [

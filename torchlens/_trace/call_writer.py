@@ -27,7 +27,7 @@ from torchlens._portable.python_values import PythonWriter
 from torchlens._portable.tensor_notes import Note, TensorWriter, as_stored
 from torchlens._recording.recording import Recording
 from torchlens._recording.stored import StoredValue
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call
 from torchlens._trace.save import short_note, trace_metadata
 from torchlens._trace.shards import TraceShards, bytes_tensor, json_bytes, json_tensor
@@ -265,7 +265,7 @@ class CallWriter:
         return self._is_kept is None or self._is_kept(full_name(call, name))
 
     def _add(self, call: int, tensors: Mapping[str, Tensor]) -> None:
-        with unseen():
+        with unseen(), NoTorchFunction():
             copies = {full_name(call, key): _copied(tensor) for key, tensor in tensors.items()}
         self._shards.add(copies)
 

@@ -11,7 +11,7 @@ from torchlens._health.tensor_statistics import stored_values
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.printing import entry_text
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.error_wording import check_count, did_you_mean
 from torchlens._text.numbers import bytes_text, shape_text
@@ -196,7 +196,7 @@ def tensor_words(value: Any) -> tuple[str, bool]:
         return "not saved", False
     if not isinstance(value, torch.Tensor):
         return printable(repr(value), 60), False
-    with unseen():
+    with unseen(), NoTorchFunction():
         value = local_value(value.detach())
         if why_valueless(value) is not None:
             return "no values", False

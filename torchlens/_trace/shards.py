@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlens._portable.tensor_notes import as_stored, word_of
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._trace.files import INDEX_SUFFIX, partial_folder, safetensors_package
 
 SAVE_SHARD_BYTES = 5_000_000_000  # of a history that is in memory anyway; as Hugging Face has it
@@ -129,7 +129,7 @@ class TraceShards:
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     package = safetensors_package()
-    with unseen():
+    with unseen(), NoTorchFunction():
         stored = {name: as_stored(tensor) for name, tensor in tensors.items()}
     specs = {
         name: package.TensorSpec(

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
 from torchlens._capture.threads import is_over
 from torchlens._recording.frameworks import OtherModel
-from torchlens._recording.garbage_collector import pause_collector, resume_collector
+from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.recording import Recording
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.user_code import warn_caller
@@ -191,8 +192,12 @@ class Tail(BaseTail, Generic[_Model]):
         self._before: Any = None
 
     def __enter__(self) -> _Model:
-        self._begin()
-        self._patch()
+        try:
+            self._begin()
+            self._patch()
+        except BaseException:  # an interrupt
+            self._unpatch()
+            raise
         return self.model
 
     def __exit__(
@@ -201,7 +206,10 @@ class Tail(BaseTail, Generic[_Model]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._unpatch()
+        try:
+            self._unpatch()
+        finally:  # again, because an interrupt may cut the first call short
+            self._unpatch()
         self._end(self._warning_about_layers())
 
     def _warning_about_layers(self) -> str | None:
@@ -253,14 +261,12 @@ class Tail(BaseTail, Generic[_Model]):
             session = self._session(number)
         if number is None or session is None:
             return original(self.model, *args, **kwargs)
-        user = object()
         self._local.is_inside = True
         try:
-            pause_collector(user)
-            return session.run(list(args), kwargs)
+            run = partial(session.run, list(args), kwargs)
+            return without_collector(run, may_have_garbage=True)
         finally:
             self._local.is_inside = False
-            resume_collector(user)
             self._hand_over(number, session)
 
     def _session(self, number: int) -> Session | None:

@@ -10,7 +10,7 @@ import torch
 
 from torchlens._capture.session import generator_states
 from torchlens._recording.trees import Path, named_data, named_tensors, path_text
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._replay.model_state import State, copy_of
 from torchlens._replay.values import brief, difference, same
 from torchlens._validate.exemptions import UNSTEADY
@@ -33,7 +33,7 @@ class Outcome:
 def outcome_of(result: Any, state: State) -> Outcome:
     """The outcome of a run that began at `state` and returned `result`."""
     generators = generator_states()
-    with unseen():
+    with unseen(), NoTorchFunction():
         outputs = [(path, copy_of(tensor)) for path, tensor in named_tensors(result)]
     data = [(path, value) for path, value in named_data(result) if not _holds_objects(value)]
     return Outcome(outputs, copy.deepcopy(data), state.changes(), generators)
@@ -48,7 +48,7 @@ def same_outputs(first: Outcome, second: Outcome) -> bool:
     """Whether two runs returned the same tensors, in the same places."""
     if _names(first) != _names(second):
         return False
-    with unseen():
+    with unseen(), NoTorchFunction():
         return all(same(a, b) for (_, a), (_, b) in zip(first.outputs, second.outputs, strict=True))
 
 

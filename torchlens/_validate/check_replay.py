@@ -9,6 +9,7 @@ from torchlens._capture.observer import CallKind
 from torchlens._recording.interruptions import interrupts
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.trees import Path
+from torchlens._recording.unseen import GradMode
 from torchlens._recording.wrappers import copy_of
 from torchlens._replay.replay import call_again
 from torchlens._replay.values import brief, close, difference, same
@@ -144,7 +145,7 @@ def run_again(
     original arguments. Call it inside `unseen`.
     """
     tensor_of = _Arguments(call, changed or {})
-    with torch.inference_mode(call.modes.inference), torch.set_grad_enabled(call.modes.grad):
+    with GradMode(call.modes.grad, call.modes.inference):
         args, kwargs = thaw(call.args, tensor_of), thaw(call.kwargs, tensor_of)
     if call.kind is CallKind.IDENTITY:
         return [args[0]]

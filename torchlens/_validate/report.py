@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from torchlens._recording.interruptions import interrupts
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._text.numbers import counted
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ def make_check(report: ValidationReport, name: str, check: Callable[[], None]) -
     """Makes a check; a check that fails on an unknown kind of tensor is a finding, too."""
     with timed(report, name):
         try:
-            with unseen():
+            with unseen(), NoTorchFunction():
                 check()
         except Exception as error:
             if interrupts(error):

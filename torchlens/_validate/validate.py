@@ -18,7 +18,7 @@ from torchlens._history.log import Log
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.recording import Recording
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._replay.model_state import State
 from torchlens._text.lazy_import import lazy_function
 from torchlens._validate.check_arguments import check_arguments
@@ -96,7 +96,7 @@ def _check_all(runs: "_Runs", report: ValidationReport) -> None:
     if witnessed is None:
         return
     recording = witnessed[1]
-    with unseen():
+    with unseen(), NoTorchFunction():
         subject = Subject(Log(recording, graph=build_graph(recording)), witness)
     _note_valueless(subject, report)
     steps = None if counted is None else counted[1].rows

@@ -23,7 +23,7 @@ from torchlens._recording.recording import References, located
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import Path as TreePath
 from torchlens._recording.trees import plain_tensors
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._recording.wrappers import inner_of
 from torchlens._replay.replay import Modes, current_modes
 from torchlens._replay.values import difference, has_elements, same
@@ -177,7 +177,7 @@ class Witness(Observer):
 
     def know(self, tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Takes over copies that exist already."""
-        with unseen():
+        with unseen(), NoTorchFunction():
             for tensor, value in tensors:
                 self.snapshots.know(tensor, value)
 
@@ -201,7 +201,7 @@ class Witness(Observer):
         for arguments in (call.args, call.kwargs or {}):
             self.unexplained.look(call.first, arguments, call.references)
         reaches_beyond = call.operation.name in _REACHES_BEYOND
-        with unseen():
+        with unseen(), NoTorchFunction():
             args = self.snapshots.freeze(tuple(call.args), reaches_beyond)
             kwargs = self.snapshots.freeze(dict(call.kwargs or {}), reaches_beyond)
             generators = self._current_generators()
@@ -230,7 +230,7 @@ class Witness(Observer):
         mine.is_collective = self._is_collective(call)
         if mine.is_collective:
             self._last_collective = call.last - 1
-        with unseen():
+        with unseen(), NoTorchFunction():
             mine.written = [self.snapshots.take(tensor) for tensor in call.written]
             # `set_` gives a tensor another storage
             mine.written_storages.update(snapshot.storage for snapshot in mine.written)
@@ -246,7 +246,7 @@ class Witness(Observer):
     def add(self, number: int, tensor: Tensor) -> None:
         """Copies the tensor of a row."""
         self.unexplained.know(number, tensor)
-        with unseen():
+        with unseen(), NoTorchFunction():
             self.tensors[number] = self.snapshots.take(tensor)
 
     def add_boundary(

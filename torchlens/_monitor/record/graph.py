@@ -99,7 +99,10 @@ class GraphMaker:
             return module._wrapped_call_impl(*args, **kwargs)
         finally:
             self._result = _NOT_RUN
-            resume_collector(self)
+            try:
+                resume_collector(self)
+            finally:  # again, because an interrupt may cut the first call short
+                resume_collector(self)
         self._recording = session.recording
         return result
 

@@ -132,10 +132,10 @@ class Run:
             return self
         try:
             self._begin(model)
+            return self
         except BaseException:  # even Ctrl-C: the caller has no run yet that could be finished
             self.finish()
             raise
-        return self
 
     def _begin(self, model: torch.nn.Module) -> None:
         self._writer.start()

@@ -1,0 +1,55 @@
+"""No Ctrl-C leaves the modes of the thread changed, nor a hook, a patch or the collector."""
+
+import random
+
+import pytest
+import torch
+
+from benchmarks.soak.figures import Figures
+from benchmarks.soak.moments import CASES, interrupt_at, places_of, run_moments
+from torchlens._recording.garbage_collector import without_collector
+from torchlens._recording.unseen import GradMode, NoTorchFunction, unseen
+
+
+def work_unseen() -> None:
+    with unseen(), NoTorchFunction():
+        assert not torch.is_grad_enabled()
+        without_collector(lambda: torch.ones(2).sum())
+
+
+def test_no_interrupt_leaves_grad_mode_or_torch_functions_off():
+    places = places_of(work_unseen)
+    assert len(places) > 10
+    for place in places:
+        assert interrupt_at(place, work_unseen).startswith("raised")
+        assert torch.is_grad_enabled()
+        assert torch._C._is_torch_function_enabled()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("inference", [True, False, None])
+def test_grad_mode_is_that_of_the_block_and_then_what_it_was(grad, inference):
+    for outer in (torch.no_grad(), torch.enable_grad(), torch.inference_mode()):
+        with outer:
+            before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            with GradMode(grad, inference):
+                expected = before[1] if inference is None else inference
+                assert torch.is_grad_enabled() is grad
+                assert torch.is_inference_mode_enabled() is expected
+                assert torch.ones(2).is_inference() is expected
+            assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("log", "tail", "edit") else [pytest.mark.soak])
+        for name in CASES
+    ],
+)
+def test_nothing_is_left_changed_by_an_interrupt(name):
+    random.seed(0)
+    figures = Figures()
+    run_moments(figures, most=15, names=[name])
+    assert figures.problems == []
+    assert figures.moments >= 10
