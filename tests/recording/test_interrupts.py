@@ -1,10 +1,13 @@
 """No Ctrl-C leaves the modes of the thread changed, nor a hook, a patch or the collector."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
+import torchlens as tl
 from benchmarks.soak.figures import Figures
 from benchmarks.soak.moments import CASES, interrupt_at, places_of, run_moments
 from torchlens._recording.garbage_collector import without_collector
@@ -17,13 +20,25 @@ def work_unseen() -> None:
         without_collector(lambda: torch.ones(2).sum())
 
 
+def test_nothing_is_computed_unseen_in_view_of_function_modes():
+    """`unseen` ends in C++ and hides from all but function modes, whose own context is C, too."""
+    package = Path(tl.__file__).parent
+    uses = [
+        (path.name, use)
+        for path in package.rglob("*.py")
+        for use in re.findall(r"with .*unseen\(\).*:", path.read_text(encoding="utf-8"))
+    ]
+    assert len(uses) > 20
+    assert [use for use in uses if "NoTorchFunction()" not in use[1]] == []
+
+
 def test_no_interrupt_leaves_grad_mode_or_torch_functions_off():
     places = places_of(work_unseen)
     assert len(places) > 10
     for place in places:
         assert interrupt_at(place, work_unseen).startswith("raised")
         assert torch.is_grad_enabled()
-        assert torch._C._is_torch_function_enabled()  # type: ignore[attr-defined]
+        assert torch._C._is_torch_function_enabled()
 
 
 @pytest.mark.parametrize("grad", [True, False])

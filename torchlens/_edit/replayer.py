@@ -20,6 +20,7 @@ from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._history.sites import Place, Site, Sites
+from torchlens._recording.unseen import GradMode
 from torchlens._replay.program import Cone, Exchanged, ReplayProgram
 from torchlens._replay.proof import Proof
 from torchlens._replay.replay import kept_generator
@@ -206,7 +207,7 @@ class Replayer:
     def alone(self, program: ReplayProgram) -> Iterator[None]:
         """Runs calls without the modes of the user, and leaves torch's generators as they are."""
         draws = any(step.generators for step in program.steps)
-        with without_user_modes(), torch.no_grad(), kept_generator() if draws else nullcontext():
+        with without_user_modes(), GradMode(False), kept_generator() if draws else nullcontext():
             yield
 
     def value_at(self, place: Place, live: Mapping[int, Tensor]) -> Tensor:

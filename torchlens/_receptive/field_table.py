@@ -15,7 +15,7 @@ from torchlens._history.log import Log
 from torchlens._receptive.dependence import reading_of
 from torchlens._receptive.reading import Axis, ReadCall, Reading, narrow, sizes
 from torchlens._recording.recording import located
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._text.grid import Column, laid_out
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def table_of(log: Log, source: int | None) -> FieldTable:
     own = tuple(Span(dim, Fraction(1), Fraction(0), Fraction(0)) for dim in spatial)
     spans: dict[int, tuple[Span, ...]] = {source: own}
     is_after = descendants_of([source], log.graph.parents)
-    with unseen():
+    with unseen(), NoTorchFunction():
         for entry in range(len(is_after)):
             if is_after[entry] and entry != source:
                 found = _spans_of(log, entry, spans)

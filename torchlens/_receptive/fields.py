@@ -14,7 +14,7 @@ from torchlens._receptive.dependence import reading_of
 from torchlens._receptive.reading import ReadCall, Reading, everything, narrow, same, sizes
 from torchlens._recording.recording import located
 from torchlens._recording.regions import Region
-from torchlens._recording.unseen import unseen
+from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._text.error_wording import got
 
 Tensor = torch.Tensor
@@ -85,7 +85,7 @@ class Field:
         self._only()
         assert self._log is not None
         entry, source = self._ends[::-1] if self.is_projective else self._ends
-        with unseen():
+        with unseen(), NoTorchFunction():
             found = _gradient(self._log, entry, source, self.unit, self.is_projective)
         if bool((found[~self.mask.to(found.device)] != 0).any()):
             raise RuntimeError(
@@ -118,7 +118,7 @@ def receptive_field(log: Log, entry: int, unit: Unit | None, sources: Iterable[i
     is_ancestor = ancestors_of([entry], log.graph.parents)
     is_reached = descendants_of(wanted, log.graph.parents)
     masks, assumed = {entry: mask}, set[str]()
-    with unseen():
+    with unseen(), NoTorchFunction():
         for reader in range(entry, -1, -1):
             if reader not in masks or not is_reached[reader]:
                 continue
@@ -138,7 +138,7 @@ def projective_field(log: Log, entry: int, unit: Unit | None, targets: Iterable[
     is_after = descendants_of([entry], log.graph.parents)
     is_needed = ancestors_of(wanted, log.graph.parents)
     masks, assumed = {entry: mask}, set[str]()
-    with unseen():
+    with unseen(), NoTorchFunction():
         for reader in range(entry + 1, len(is_after)):
             if not (is_after[reader] and is_needed[reader]):
                 continue
