@@ -159,7 +159,7 @@ def test_a_watched_tensor_and_its_gradient(tmp_path: Path) -> None:
     r = tl.open_run(tmp_path)
     assert r["latent"].watched.rms[0] == pytest.approx(z.square().mean().sqrt().item())
     assert r["latent"].gradients.low[0] == r["latent"].gradients.high[0] == 3
-    assert r.graph["modules"][0]["type"] == "Linear"
+    assert r.graph["log"]["graph"]["module_classes"] == {"": "Linear"}
 
 
 def test_a_watched_tensor_cannot_have_the_name_of_a_module(tmp_path: Path) -> None:

@@ -132,8 +132,7 @@ class _DifferenceFinder:
         error = self.operations.error(entries)
         if error is not None and "shape" not in words:
             found.error = max(found.error or 0.0, error)
-            if error and not self.operations.is_rounding(error, entries):
-                words["values"] = f"relative error {_error_text(error)}"
+            words |= self._words_of_error(error, entries)
         if error or words.keys() & _CARRIED:
             self.changed[0].add(entries[0])
             self.changed[1].add(entries[1])
@@ -141,6 +140,10 @@ class _DifferenceFinder:
         found.words = words | found.words
         if is_several and found.error is not None:
             found.words["values"] = f"relative error up to {_error_text(found.error)}"
+
+    def _words_of_error(self, error: float, entries: tuple[int, int]) -> dict[str, str]:
+        is_told = error and not self.operations.is_rounding(error, entries)
+        return {"values": f"relative error {_error_text(error)}"} if is_told else {}
 
     def _follows(self, found: Difference, pair: PartPair) -> bool:
         """True if two parts differ only in their results, and read something that differs."""

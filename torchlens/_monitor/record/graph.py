@@ -15,7 +15,7 @@ module that ran last.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -171,18 +171,7 @@ class _ModuleRows:
     def recording(self, model: torch.nn.Module) -> Recording:
         """The recording so far; without rows if nothing was called."""
         modules = named_modules(model)
-        params: dict[int, tuple[str, Any]] = {}
-        for address, module in modules:
-            for name, own in module._parameters.items():
-                params.setdefault(id(own), (f"{address}.{name}".removeprefix("."), own))
-        params.pop(id(None), None)
-        numbers = {key: number for number, key in enumerate(params)}
-        params_of = {
-            address: tuple(
-                numbers[id(own)] for own in module._parameters.values() if own is not None
-            )
-            for address, module in modules
-        }
+        addresses, params, params_of = _parameters_of(modules)
         rows = [self._with_params(row, params_of) for row in self._rows]
         for entry in self._outputs:
             made = self._rows[entry]
@@ -199,8 +188,8 @@ class _ModuleRows:
             inputs=[(("input",), 0)],
             outputs=[((), entry) for entry in range(len(self._rows), count)],
             buffers=[],
-            params=[own for _, own in params.values()],
-            param_addresses=[path for path, _ in params.values()],
+            params=params,
+            param_addresses=addresses,
             module_params=params_of,
             outside_storages={},
             module_calls=self.calls,
@@ -230,6 +219,29 @@ class _ModuleRows:
         known = [self._entries.get(id(tensor)) for tensor in tensors[:_MOST_TENSORS]]
         found = [unknown if own is None or own[0].expired() else own[1] for own in known]
         return [entry for entry in dict.fromkeys(found) if entry >= 0]
+
+
+def _parameters_of(
+    modules: Sequence[tuple[str, torch.nn.Module]],
+) -> tuple[list[str], list[torch.nn.Parameter], dict[str, tuple[int, ...]]]:
+    """The addresses of the parameters, the parameters, and for each module the numbers of its
+    own.
+    """
+    addresses: list[str] = []
+    params: list[torch.nn.Parameter] = []
+    numbers: dict[int, int] = {}
+    numbers_of: dict[str, tuple[int, ...]] = {}
+    for address, module in modules:
+        own = []
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            own.append(numbers.setdefault(id(parameter), len(params)))
+            if own[-1] == len(params):
+                addresses.append(f"{address}.{name}".removeprefix("."))
+                params.append(parameter)
+        numbers_of[address] = tuple(own)
+    return addresses, params, numbers_of
 
 
 def _log_document(recording: Recording) -> dict[str, Any]:

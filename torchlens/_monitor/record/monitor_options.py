@@ -78,6 +78,8 @@ class MonitorOptions:
 
 
 def _checked_kinds(log: Any) -> frozenset[str]:
+    if not isinstance(log, Iterable):
+        raise TypeError(f"log must be a list of {one_of(KINDS)}, got {got(log)}.")
     found = frozenset(own for kind in _listed(log) for own in _kinds_named(kind))
     return frozenset(KINDS) if found & {"*", "all"} else found
 

@@ -460,9 +460,8 @@ def _scalar_value(name: str, value: Any) -> Any:
     """
     expected = f"{name} must be a number or a tensor of one real element, got"
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or value.is_complex() or value.is_meta:
-            kind = "complex " if value.is_complex() else "meta " if value.is_meta else ""
-            raise ValueError(f"{expected} {got(value).replace('a ', f'a {kind}', 1)}.")
+        if (wrong := _why_no_number(value)) is not None:
+            raise ValueError(f"{expected} {wrong}.")
         return call_unseen(_copied, value)
     if isinstance(value, bool) or not hasattr(type(value), "__float__") or np.iscomplexobj(value):
         raise TypeError(f"{expected} {got(value)}.")
@@ -474,6 +473,13 @@ def _scalar_value(name: str, value: Any) -> Any:
         ) from None
     except (TypeError, ValueError):  # NumPy's arrays of several elements
         raise TypeError(f"{expected} {got(value)}.") from None
+
+
+def _why_no_number(value: torch.Tensor) -> str | None:
+    for kind, is_so in (("complex", value.is_complex()), ("meta", value.is_meta)):
+        if is_so:
+            return got(value).replace("a ", f"a {kind} ", 1)
+    return None if value.numel() == 1 else got(value)
 
 
 def _copied(value: torch.Tensor) -> Any:

@@ -126,18 +126,25 @@ class Sampler:
             tensor.dtype,
             None if tensor.is_cpu else tensor.device,
         )
-        plan = self._plans.get(key)
+        plan = self._plans.get(key) or self._new_plan(key, tensor)
         if plan is None:
-            if not tensor.numel() or tensor.is_meta:
-                return None
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = _plan(tensor, self.uses_numpy)
+            return None
         # Freed storage has address 0: torch raises an error, numpy would read invalid memory.
         if plan.by_numpy and not tensor.is_neg():
             address = tensor.data_ptr()
             if address != tensor.storage_offset() * plan.item_size:
                 return self._take_by_numpy(tensor, address, plan, wants_range)
+        return self._take_by_torch(tensor, plan, wants_range)
+
+    def _new_plan(self, key: Any, tensor: torch.Tensor) -> Plan | None:
+        if not tensor.numel() or tensor.is_meta:
+            return None
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        plan = self._plans[key] = _plan(tensor, self.uses_numpy)
+        return plan
+
+    def _take_by_torch(self, tensor: torch.Tensor, plan: Plan, wants_range: bool) -> Sample:
         flat = plan.in_memory_order(tensor)
         if plan.places is None:
             return Sample(flat.flatten().clone(), None, None, plan)
@@ -205,18 +212,27 @@ def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan:
     places = None if numpy_places is None else torch.from_numpy(numpy_places).to(tensor.device)
     memory_size, spread = count, None
     if not is_flat:
-        axes = [axis for axis in zip(shape, strides, strict=True) if axis[1]]
-        memory_size = 1 + sum((length - 1) * stride for length, stride in axes)
         sampled = np.arange(count) if numpy_places is None else numpy_places
-        index = np.array(np.unravel_index(sampled, shape))
-        numpy_places = np.array(strides) @ index
-        spread = tuple(axis[0] for axis in axes), tuple(axis[1] * size for axis in axes)
+        numpy_places = np.array(strides) @ np.array(np.unravel_index(sampled, shape))
+        memory_size, spread = _spread(shape, strides, size)
     has_range = is_flat or by_numpy or count <= _MOST_STRIDED
     return Plan(
         shape, strides, count, places, is_flat, is_contiguous, has_range, by_numpy, size, dtype,
         numpy_places, memory_size,
         spread,
     )  # fmt: skip
+
+
+def _spread(
+    shape: tuple[int, ...], strides: tuple[int, ...], item_size: int
+) -> tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The extent in memory, in elements; and shape and strides, in bytes, without the axes of
+    stride 0.
+    """
+    axes = [axis for axis in zip(shape, strides, strict=True) if axis[1]]
+    memory_size = 1 + sum((length - 1) * stride for length, stride in axes)
+    lengths, steps = (tuple(axis[part] for axis in axes) for part in (0, 1))
+    return memory_size, (lengths, tuple(step * item_size for step in steps))
 
 
 def _places_of_sample(count: int) -> np.ndarray:

@@ -154,11 +154,11 @@ class UnitActivity:
                 axis = axes.get(id(source))
             if axis is not None:
                 axes.setdefault(id(sample), axis)
-        ids = [id(sample) for _, sample, _ in observations]
-        return [
-            (place, maker, axes.get(ids[place], read_axes.get(ids[place])))
-            for place, maker in found
-        ]
+        located = []
+        for place, maker in found:
+            key = id(observations[place][1])
+            located.append((place, maker, axes.get(key, read_axes.get(key))))
+        return located
 
 
 # What may be asked for with `log=`, and beside them what `run.watch` adds.

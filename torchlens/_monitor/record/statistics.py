@@ -61,11 +61,7 @@ def summarized(
     if not observations:
         return merged([])
     keys = [(id(sample), id(before)) for _, sample, before in observations]
-    sources: dict[_Key, _SampleSource] = {}
-    for key, (_, sample, before) in zip(keys, observations, strict=True):
-        if key not in sources:
-            has_range = before is None and sample.low is not None
-            sources[key] = _SampleSource(sample, _values(sample, before), has_range)
+    sources = _sources(observations)
     columns = _columns_of_sources(sources, keys)
     columns.series[:] = [number for number, _, _ in observations]
     values = [sources[key].values for key in keys]
@@ -77,6 +73,16 @@ def summarized(
             low, high = limits[number]
             columns.saturated[row] = np.count_nonzero((own <= low) | (own >= high)) / len(own)
     return merged([columns])
+
+
+def _sources(observations: Sequence[Observation]) -> dict[_Key, _SampleSource]:
+    sources: dict[_Key, _SampleSource] = {}
+    for _, sample, before in observations:
+        key = id(sample), id(before)
+        if key not in sources:
+            has_range = before is None and sample.low is not None
+            sources[key] = _SampleSource(sample, _values(sample, before), has_range)
+    return sources
 
 
 def _columns_of_sources(sources: Mapping[_Key, _SampleSource], keys: Sequence[_Key]) -> Columns:

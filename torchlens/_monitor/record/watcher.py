@@ -122,8 +122,7 @@ class ModuleWatcher:
             and graph.wants_log
             and self._current is None
             and module is self._model()
-            and self.collector.is_armed
-            and self.thread in (None, get_ident())
+            and self._watches_this_thread()
             and CURRENT.tracker is None
             and not is_inside_compiled()
             and self._takes() == _ALL
@@ -138,31 +137,39 @@ class ModuleWatcher:
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float
     ) -> WatchedCall | None:
         """Samples the inputs of a module call, before it runs."""
-        collector = self.collector
-        if not collector.is_armed:
+        if not self._watches_this_thread():
             return None
-        thread = get_ident()
-        if thread != self.thread and self.thread is not None:
-            return None  # concurrent calls of two threads are not nested
         info = self.infos.get(id(module)) or self._unknown(module)
         parent = self._current
-        if info is None or (parent is not None and parent.source is module):
+        if info is None or self._is_current_source(module):
             return None
         takes = self._takes() if parent is None else parent.takes
         if takes == _NOTHING and self.thread is None:
             return None  # an evaluation does not determine the training thread
-        source = module._orig_mod if type(module).__name__ == _COMPILED else None
-        self.thread = thread
-        self._current = call = WatchedCall(info, parent, takes, source)
+        self.thread = get_ident()
+        self._current = call = WatchedCall(info, parent, takes, _source_of(module))
         self.num_calls += 1
         if takes == _ALL:
             try:
                 self._note_call(call, args, kwargs)
             except Exception as error:  # the training must not notice
-                collector.problems.add_failure(
-                    error, f"What {info.address or 'the model'!r} was given was not recorded"
-                )
+                self._add_failure(error, info, "was given")
         return call
+
+    def _is_current_source(self, module: Any) -> bool:
+        """Whether the running call is that of the compiled module that a module is the source
+        of.
+        """
+        return self._current is not None and self._current.source is module
+
+    def _watches_this_thread(self) -> bool:
+        """Concurrent calls of two threads are not nested: only those of the first are recorded."""
+        return self.collector.is_armed and self.thread in (None, get_ident())
+
+    def _add_failure(self, error: Exception, info: ModuleInfo, what: str) -> None:
+        self.collector.problems.add_failure(
+            error, f"What {info.address or 'the model'!r} {what} was not recorded"
+        )
 
     def _note_call(self, call: WatchedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         info = call.info
@@ -179,8 +186,8 @@ class ModuleWatcher:
         """The info of a module not in `infos`: a compiled one, or one added to the model since the
         last refresh. None for modules outside the model.
         """
-        if type(module).__name__ == _COMPILED:
-            return self.infos.get(id(module._orig_mod))
+        if (source := _source_of(module)) is not None:
+            return self.infos.get(id(source))
         if id(module) in self._strangers or self._has_looked or self.on_unknown is None:
             return None
         self._has_looked = True
@@ -212,9 +219,7 @@ class ModuleWatcher:
             if watched.parent is None:
                 self.collector.check_size()
         except Exception as error:  # the training must not notice
-            self.collector.problems.add_failure(
-                error, f"What {info.address or 'the model'!r} returned was not recorded"
-            )
+            self._add_failure(error, info, "returned")
 
     def fail(
         self,
@@ -264,6 +269,11 @@ class ModuleWatcher:
             low, high = BOUNDED[kind]
             margin = self._margin * (high - low)
             names.limits[number] = low + margin, high - margin
+
+
+def _source_of(module: Any) -> Any:
+    """The module that was compiled; None for any that is no result of `torch.compile`."""
+    return module._orig_mod if type(module).__name__ == _COMPILED else None
 
 
 def hide_from_compiler(is_hidden: bool) -> None:
