@@ -381,3 +381,27 @@ def test_names_in_a_diff_do_not_steer_the_terminal() -> None:
     text = tl.diff(*histories).text(200)
     assert "\033" not in text
     assert "evil\\x1b[31m" in text
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_tensor_from_outside_the_model_is_named_where_nothing_else_differs(isolate: bool) -> None:
+    class Shifted(nn.Module):
+        def __init__(self, shift: Any) -> None:
+            super().__init__()
+            self.shift = shift  # a function, which holds the tensor
+
+        def forward(self, x: Any) -> Any:
+            return self.shift(x * 2) * 3
+
+    def shifting(by: Any) -> Any:
+        return lambda x: x + by
+
+    x, by = torch.randn(3, 4), torch.randn(4)
+    diff = tl.diff(
+        tl.log_forward_pass(Shifted(shifting(by)), x),
+        tl.log_forward_pass(Shifted(shifting(by.flip(0))), x),
+        isolate=isolate,
+    )
+    (culprit,) = diff.culprits
+    (said,) = culprit.reasons
+    assert said.startswith("add_1_2 of the reference reads a tensor from outside the model, which")

@@ -12,6 +12,7 @@ from torchlens._diff.evidence import Evidence, number_text
 from torchlens._diff.experiments import experiments
 from torchlens._diff.known_functions import ACTIVATIONS, attention_variants, norm_variants
 from torchlens._recording.operation_kinds import NORMALISATIONS
+from torchlens._recording.recording import reads_elsewhere
 from torchlens._recording.tolerance import epsilon_of, numbers, relative_error
 
 Tensor = torch.Tensor
@@ -263,6 +264,19 @@ def _reordered(evidence: Evidence) -> Sentences:
             yield "the same numbers in another order"
 
 
+def _tensors_from_elsewhere(evidence: Evidence) -> Sentences:
+    """A tensor that neither a module holds nor an operation made."""
+    for model, section, whose in evidence.sides:
+        num_params = len(model.log.recording.params)
+        for entry in section.entries:
+            if reads_elsewhere(model.rows[entry].references, num_params):
+                yield (
+                    f"{model.label(entry)} of the {whose} reads a tensor from outside the model, "
+                    "which the log does not have: compare it yourself"
+                )
+                return
+
+
 def _operations(evidence: Evidence) -> Sentences:
     """The operations of only one of the two."""
     ours, theirs = (Counter(_kinds(model, section)) for model, section, _ in evidence.sides)
@@ -291,4 +305,4 @@ _PROOFS: tuple[_Guess, ...] = (_random, _flag, _activation, _attention, experime
 # Without a proof, all of these are reported, ...
 _OBSERVATIONS: tuple[_Guess, ...] = (_casts, _other_weights, _other_inputs, _factor, _constants)
 # ... and these only if there is nothing else.
-_LAST_GUESSES: tuple[_Guess, ...] = (_reordered, _operations)
+_LAST_GUESSES: tuple[_Guess, ...] = (_reordered, _operations, _tensors_from_elsewhere)

@@ -26,7 +26,7 @@ from torchlens._health.tensor_statistics import ValueRange, has_numbers, is_fini
 from torchlens._history.backward import parameter_gradients
 from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
-from torchlens._recording.recording import Row
+from torchlens._recording.recording import reads_elsewhere
 from torchlens._recording.user_code import warn_caller
 
 
@@ -144,15 +144,9 @@ def _given(log: Log, entry: int) -> list[Given]:
     for number in log.graph.params[entry]:
         name = f"parameter {recording.param_addresses[number]}"
         found.append(Given(-1 - number, name, log.parameter(number), is_parameter=True))
-    if _reads_elsewhere(log.row(entry), len(recording.params)):
+    if reads_elsewhere(log.row(entry).references, len(recording.params)):
         found.append(Given(None, "a tensor that is no part of the log", None))
     return found
-
-
-def _reads_elsewhere(row: Row, num_params: int) -> bool:
-    """Whether an argument is a tensor that is neither an entry nor a parameter."""
-    numbers = row.references.values() if isinstance(row.references, dict) else row.references
-    return any(number is not None and number < -num_params for number in numbers)
 
 
 def _of_origin(log: Log, origin: NonFiniteOrigin) -> NonFinite:

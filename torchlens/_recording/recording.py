@@ -74,6 +74,11 @@ def located(references: References) -> list[tuple[Any, int]]:
     return [(position, entry) for position, entry in enumerate(references) if entry is not None]
 
 
+def reads_elsewhere(references: References, num_params: int) -> bool:
+    """True if an argument is a tensor that is neither an entry nor a parameter."""
+    return any(number < -num_params for _, number in located(references))
+
+
 class MadeCall(NamedTuple):
     """A call that was made: the first fields of its rows."""
 
