@@ -23,7 +23,7 @@ class Forecast:
     num_inputs: int
     row_bytes: dict[str, float]  # layer → bytes of one input
     num_shards: int
-    seconds: float  # of this process, without reading the data
+    seconds: float  # of this process, with its start, without reading the data
 
     @property
     def num_bytes(self) -> int:
@@ -67,7 +67,9 @@ def forecast(
         inputs = source.peek()
     times = []
     with pipeline.running():
+        start = perf_counter()
         batch = pipeline.first(inputs)
+        seconds_of_first = perf_counter() - start
         if not batch.ids:
             raise FeaturesError(f"No input of the sample could be read: {batch.skipped[0][1]}.")
         for _ in range(num_runs):
@@ -79,5 +81,5 @@ def forecast(
         lengths = np.zeros(0) if rows.lengths is None else rows.lengths
         row_bytes[name] = (rows.values.nbytes + lengths.nbytes) / len(batch.ids)
     shards = -(-num_inputs // extraction.options.shard_size)
-    seconds = median(times) * num_inputs / len(inputs.ids)
+    seconds = seconds_of_first + median(times) * num_inputs / len(inputs.ids)
     return Forecast(num_inputs, row_bytes, shards, seconds)
