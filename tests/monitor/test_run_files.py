@@ -295,7 +295,7 @@ def test_the_budget_is_kept_at_every_moment(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with tl.monitor(model, tmp_path, graph="modules") as run:
         squeeze(run)
-        run.listen(look)
+        run._writer.listeners.append(look)
         for _ in range(150):
             model(torch.randn(3, 4)).square().mean().backward()
             optimizer.step()

@@ -1,7 +1,10 @@
 """Pictures of sweeps: a heat map of keys and parts, or bars."""
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torchlens._text.whole_files import whole_file
 
 if TYPE_CHECKING:
     import pandas
@@ -36,7 +39,8 @@ def plot(
         _bars(figure, panels, chosen)
     figure.suptitle(title or chosen)
     if path is not None:
-        figure.savefig(path, dpi=120)
+        with whole_file(Path(path)) as beside:
+            figure.savefig(beside, dpi=120)
     return figure
 
 

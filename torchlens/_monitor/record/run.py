@@ -5,7 +5,6 @@ import os
 import platform
 import uuid
 import weakref
-from collections.abc import Callable
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 from time import time
@@ -37,7 +36,7 @@ from torchlens._monitor.record.series import WATCHED, SeriesNames
 from torchlens._monitor.record.stepping import Steps
 from torchlens._monitor.record.watcher import ModuleWatcher
 from torchlens._monitor.record.writer import Writer
-from torchlens._monitor.sinks.sink import Sink, SinkFeed, StepRecord
+from torchlens._monitor.sinks.sink import Sink, SinkFeed
 from torchlens._monitor.store.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens._monitor.store.rank_files import Counts
 from torchlens._recording.unseen import call_unseen
@@ -374,12 +373,6 @@ class Run:
     def resume(self) -> None:
         """Records again, from the next step on."""
         self._steps.is_on = True
-
-    def listen(self, listener: Callable[[StepRecord], None]) -> None:
-        """Calls `listener` in the writer's thread with each step that has been written to the
-        file.
-        """
-        self._writer.listeners.append(listener)
 
     def add_sink(self, sink: Sink) -> None:
         """Sends what is recorded from now on to a sink, too: see `torchlens.sinks`. Of several
