@@ -27,6 +27,7 @@ class Attention(nn.Module):
             mixed = nn.functional.scaled_dot_product_attention(q, k, v)
         else:
             weights = (q @ k.transpose(2, 3) / 2).softmax(-1)
+            weights = torch.where(weights.isnan(), torch.zeros(()), weights)
             mixed = nn.functional.dropout(weights, 0.1, self.training) @ v
         result: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(x.shape))
         return result

@@ -18,7 +18,7 @@ _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum", "mm", "imatmul"})
 HANDED_ON = DROPOUTS | {
     *("to", "typeas", "type", "float", "half", "bfloat16", "clone", "contiguous", "identity"),
     *("view", "reshape", "expand", "unsqueeze", "squeeze", "flatten", "getitem", "maskedfill"),
-    *("nantonum", "transpose", "permute", "where"),
+    *("isnan", "nantonum", "transpose", "permute", "where"),
 }
 # What may happen to scores before the softmax.
 _SCORING = HANDED_ON | {"truediv", "div", "mul", "imul", "itruediv", "add", "iadd", "radd", "sub"}
