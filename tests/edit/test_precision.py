@@ -18,7 +18,7 @@ def test_modules_run_in_another_dtype_and_are_as_before_afterwards(dtype: torch.
     plain = model(ids)
     seen: list[torch.dtype] = []
     handle = model.h[1].mlp[0].register_forward_hook(lambda _, args, out: seen.append(out.dtype))
-    with edits.run_in(model, ["h.1.mlp", "head"], dtype):
+    with edits.run_in(model, ["h.1.mlp", "h.1.mlp.0", "head"], dtype):
         result = model(ids)
     handle.remove()
     assert seen == [dtype]

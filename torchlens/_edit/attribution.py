@@ -49,7 +49,7 @@ def changed_at(replayer: Replayer, sites: Iterable[Any], edit: Any) -> list[Chan
     return found
 
 
-class Graph:
+class KeptGraph:
     """A replay with an autograd graph that starts at some entries: `kept` has their values."""
 
     def __init__(self, replayer: Replayer, entries: Iterable[int], metric: Metric) -> None:
@@ -109,7 +109,7 @@ def attribution(
     if through_attention:
         changes = [_behind_attention(replayer, change) for change in changes]
     dropped = _dropped(replayer, drop)
-    graph = Graph(replayer, [*(one.place.entry for one in changes), *dropped], metric)
+    graph = KeptGraph(replayer, [*(one.place.entry for one in changes), *dropped], metric)
     gradients = graph.gradients()
     generator = own_generator(seed)
     table = pd.DataFrame(
@@ -185,7 +185,9 @@ def _dropped(replayer: Replayer, drop: Any) -> list[int]:
     return contributions(replayer.log)
 
 
-def _mean_of_dropped(graph: Graph, changes: list[Changed], dropped: Sequence[int]) -> list[float]:
+def _mean_of_dropped(
+    graph: KeptGraph, changes: list[Changed], dropped: Sequence[int]
+) -> list[float]:
     """AtP*'s mean of the sizes of the estimates, each without the gradient through one of them."""
     if len(dropped) < 2:
         raise ValueError("drop needs two sites or more: the mean is over all but one's own.")

@@ -14,7 +14,6 @@ from torchlens._edit.attribution import Changed, Metric, changed_at, scalar
 from torchlens._edit.replayer import Replayer
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
-from torchlens._history.sites import Site
 from torchlens._text.error_wording import is_whole
 
 if TYPE_CHECKING:
@@ -39,14 +38,9 @@ def edge_attribution(
     if not is_whole(steps) or steps < 0:
         raise ValueError(f"steps must be a number from 0 on, got {steps!r}.")
     nodes = _nodes(history._replayer, sites, edit)
-    edges = _scores(history._replayer, nodes, metric, None)
-    if steps:
-        sources = {number for number, own in _sources(history._log, nodes).items() if not own}
-        passes = [
-            _scores(history._replayer, nodes, metric, ((number + 0.5) / steps, sources))
-            for number in range(steps)
-        ]
-        edges = {edge: sum(one[edge] for one in passes) / steps for edge in edges}
+    shares = [(number + 0.5) / steps for number in range(steps)] or [0.0]
+    passes = [_scores(history._replayer, nodes, metric, share) for share in shares]
+    edges = {edge: sum(one[edge] for one in passes) / len(passes) for edge in passes[0]}
     names = [*(str(node.site) for node in nodes), OUTPUT]
     table = pd.DataFrame(
         [(names[source], names[target], score) for (source, target), score in edges.items()],
@@ -69,21 +63,22 @@ def _scores(
     replayer: Replayer,
     nodes: Sequence[Changed],
     metric: Metric,
-    moved: tuple[float, set[int]] | None,
+    share: float,
 ) -> Edges:
     """The score of each edge: what the source changes, times the gradient on its way to the target.
 
-    moved: how far the sources of all go towards their edited values, and which they are.
+    share: how far the sites that no other leads to go towards their edited values, from 0 to 1.
     """
     raw: dict[int, Tensor] = {}
     leaves: dict[int, Tensor] = {}
+    sources_of = _sources(replayer.log, nodes)
 
     def cutting(number: int) -> Callable[[Tensor], Tensor]:
         def cut(part: Tensor) -> Tensor:
             raw[number] = part
             value = part.detach()
-            if moved is not None and number in moved[1]:
-                value = value + moved[0] * nodes[number].place.read(nodes[number].difference)
+            if share and not sources_of[number]:
+                value = value + share * nodes[number].place.read(nodes[number].difference)
             leaves[number] = value.clone().requires_grad_()
             return leaves[number].clone()  # the model may write to it
 
@@ -94,7 +89,7 @@ def _scores(
     changes = [node.place.read(node.difference).double() for node in nodes]
     gradients = {len(nodes): torch.ones_like(output)}
     ends, edges = {**raw, len(nodes): output}, {}
-    for target, sources in reversed(_sources(replayer.log, nodes).items()):
+    for target, sources in reversed(sources_of.items()):
         starts = [leaves[number] for number in sources]
         found: Sequence[Tensor | None] = [None] * len(starts)
         if starts and target in gradients and ends[target].requires_grad:
@@ -118,15 +113,21 @@ def _sources(log: Log, nodes: Sequence[Changed]) -> dict[int, list[int]]:
     starts = [log.graph.parents[node.place.entry] for node in nodes]
     found = {}
     for target, start in enumerate([*starts, log.graph.outputs[:1]]):
-        seen: set[int] = set()
-        pending = list(start)
-        while pending:
-            entry = pending.pop()
-            if entry not in seen:
-                seen.add(entry)
-                pending += [] if entry in closed else log.graph.parents[entry]
+        seen = _leading_to(log, start, closed)
         found[target] = [number for number, node in enumerate(nodes) if node.place.entry in seen]
     return found
+
+
+def _leading_to(log: Log, start: Sequence[int], closed: set[int]) -> set[int]:
+    """The entries on the ways back from some, up to closed ones."""
+    seen: set[int] = set()
+    pending = list(start)
+    while pending:
+        entry = pending.pop()
+        if entry not in seen:
+            seen.add(entry)
+            pending += [] if entry in closed else log.graph.parents[entry]
+    return seen
 
 
 def _is_covered(nodes: Sequence[Changed]) -> bool:
@@ -196,14 +197,15 @@ def _through(
     values: list[list[Tensor]] = [[] for _ in circuits]
     for target in range(len(nodes) + 1):
         sources = sorted({source for source, own in pairs if own == target})
-        outputs: list[Site] | None = None if target == len(nodes) else [nodes[target].site]
+        outputs = None if target == len(nodes) else [nodes[target].site]
         for circuit, own in zip(circuits, values, strict=True):
-            if not sources:  # where the edit begins: the circuit starts from what was recorded
-                own.append(recorded[target])
-                continue
-            given = {
-                nodes[source].site: own[source] if (source, target) in circuit else edited[source]
-                for source in sources
-            }
-            own.append(replayer.replay(given, outputs, grad=False).output)
+            given = [
+                own[source] if (source, target) in circuit else edited[source] for source in sources
+            ]
+            changes = {nodes[source].site: new for source, new in zip(sources, given, strict=True)}
+            # Where the edit begins, the circuit starts from what was recorded.
+            own.append(
+                replayer.replay(changes, outputs, grad=False).output if changes
+                else recorded[target]
+            )  # fmt: skip
     return [float(metric(own[-1])) for own in values]

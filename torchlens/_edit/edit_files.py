@@ -23,7 +23,7 @@ _PARTS = [field.name for field in fields(Site) if field.name not in ("key", "dir
 def save_edits(edits: Mapping[Any, Any], path: str | os.PathLike[str]) -> None:
     """As `torchlens.edits.save`."""
     save_file = _safetensors().save_file
-    writer = _Writer()
+    writer = _EditWriter()
     listed = [
         {"site": writer.site(site), "edit": writer.edit(site, edit)}
         for site, edit in pairs_of(edits)
@@ -61,7 +61,7 @@ def _safetensors() -> Any:
     return safetensors
 
 
-class _Writer:
+class _EditWriter:
     """Makes JSON of sites and edits, and collects their tensors."""
 
     def __init__(self) -> None:

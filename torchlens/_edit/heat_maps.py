@@ -24,11 +24,7 @@ def plot(
     except ImportError as error:
         raise ImportError("Plots need matplotlib: pip install 'torchlens[plot]'") from error
     rows = table.to_pandas() if hasattr(table, "to_pandas") else table
-    names = [name for name in ("metric", "estimate") if name in rows]
-    chosen = value or next(iter(names), None)
-    if chosen is None or chosen not in rows:
-        numbers = ", ".join(rows.select_dtypes("number").columns)
-        raise ValueError(f"value must name a column with numbers: {numbers}. Got {value!r}.")
+    chosen = _column(rows, value)
     figure = Figure(layout="constrained")
     panels = [("", rows)]
     if "edit" in rows:
@@ -42,6 +38,15 @@ def plot(
         with whole_file(Path(path)) as beside:
             figure.savefig(beside, dpi=120)
     return figure
+
+
+def _column(rows: "pandas.DataFrame", value: str | None) -> str:
+    """The column to draw."""
+    for name in ("metric", "estimate") if value is None else (value,):
+        if name in rows:
+            return name
+    numbers = ", ".join(rows.select_dtypes("number").columns)
+    raise ValueError(f"value must name a column with numbers: {numbers}. Got {value!r}.")
 
 
 _Panels = list[tuple[str, "pandas.DataFrame"]]

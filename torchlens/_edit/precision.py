@@ -34,45 +34,52 @@ def run_in(
     model: torch.nn.Module, modules: Sequence[str], dtype: torch.dtype
 ) -> Iterator[torch.nn.Module]:
     """As `torchlens.edits.run_in`."""
-    round_ = rounding(dtype)
     known = dict(model.named_modules())
     unknown = [name for name in modules if name not in known]
     if unknown:
         near = did_you_mean(unknown[0], list(known))
         raise KeyError(f"The model has no module {unknown[0]!r}. {near}")
+    whole = next((own.dtype for own in _floats(model)), torch.get_default_dtype())
+    round_ = rounding(dtype)
+    is_cast = dtype.is_floating_point
 
-    def cast(tree: Any, to: torch.dtype | None) -> Any:
-        def own(tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            return tensor.to(to) if to is not None and dtype.is_floating_point else round_(tensor)
-
-        return same_with(tree, own)
-
-    handles: list[Any] = []
-    before: list[tuple[Tensor, Tensor]] = []
-    kinds: dict[str, torch.dtype] = {}
-
-    def leave(module: Any, args: Any, result: Any) -> Any:
-        return cast(result, kinds[""])
+    def lower(tree: Any) -> Any:
+        return same_with(tree, lambda own: _to(own, dtype) if is_cast else round_(own))
 
     def enter(module: Any, args: Any, kwargs: Any) -> Any:
-        return cast((args, kwargs), dtype)
+        return lower((args, kwargs))
 
+    def leave(module: Any, args: Any, result: Any) -> Any:
+        return same_with(result, lambda own: _to(own, whole) if is_cast else round_(own))
+
+    before: dict[Tensor, Tensor] = {}
+    handles: list[Any] = []
     try:
-        for name in modules:
-            module = known[name]
-            for param in [*module.parameters(), *module.buffers()]:
-                if param.is_floating_point() and all(param is not own for own, _ in before):
-                    kinds[""] = param.dtype
-                    before.append((param, param.data))
-                    param.data = cast(param.data, dtype)
-            kinds.setdefault("", torch.get_default_dtype())
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
+        for name in _outermost(modules):
+            for own in _floats(known[name]):
+                if own not in before:
+                    before[own] = own.data
+                    own.data = lower(own.data)
+            handles.append(known[name].register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(known[name].register_forward_hook(leave))
         yield model
     finally:
-        for param, data in before:
-            param.data = data
+        for own, data in before.items():
+            own.data = data
         for handle in handles:
             handle.remove()
+
+
+def _floats(module: torch.nn.Module) -> list[Tensor]:
+    """Its parameters and buffers of floating-point numbers."""
+    own = [*module.parameters(), *module.buffers()]
+    return [tensor for tensor in own if tensor.is_floating_point()]
+
+
+def _to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _outermost(names: Sequence[str]) -> list[str]:
+    """The modules that are in no other of these."""
+    return [name for name in {*names} if not any(name.startswith(f"{own}.") for own in names)]
