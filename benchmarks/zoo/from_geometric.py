@@ -178,6 +178,105 @@ _LAYERS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# Layers that are also given something for each edge or node, by what it is.
+_EXTENDED: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]] = {
+    "NNConv": ((_WIDTH, 16), {}, ("edge_features",)),
+    "CGConv": ((_WIDTH,), {"dim": 4}, ("edge_features",)),
+    "GINEConv": ((), {"edge_dim": 4}, ("edge_features",)),
+    "GMMConv": ((_WIDTH, 16), {"dim": 4, "kernel_size": 3}, ("edge_features",)),
+    "GATConv-edges": ((_WIDTH, 16), {"edge_dim": 4}, ("edge_features",)),
+    "GATv2Conv-edges": ((_WIDTH, 16), {"edge_dim": 4}, ("edge_features",)),
+    "PDNConv": ((_WIDTH, 16), {"edge_dim": 4, "hidden_channels": 8}, ("edge_features",)),
+    "GCN2Conv": ((_WIDTH,), {"alpha": 0.1}, ("nodes_again",)),
+    "WLConvContinuous": ((), {}, ()),
+    "PMLP": ((_WIDTH, 16, 4), {"num_layers": 2}, ()),
+    "LINKX": ((_NUM_NODES, _WIDTH, 16, 4), {"num_layers": 2}, ()),
+    "SignedConv": (_PAIR, {"first_aggr": True}, ("edges_again",)),
+    "HEATConv": ((_WIDTH, 16), {"num_node_types": 2, "num_edge_types": 3,
+    "edge_type_emb_dim": 4, "edge_dim": 4, "edge_attr_emb_dim": 4},
+                 ("node_types", "edge_types", "edge_features")),
+    "RGCNConv-bases": ((_WIDTH, 16), {"num_relations": 3, "num_bases": 2}, ("edge_types",)),
+    "GPSConv": ((_WIDTH,), {"heads": 2}, ()),
+    "MixHopConv": ((_WIDTH, 16), {}, ()),
+    "DirGNNConv": ((), {}, ()),
+    "SAGEConv-lstm": ((_WIDTH, 16), {"aggr": "lstm"}, ()),
+    "SAGEConv-median": ((_WIDTH, 16), {"aggr": "median"}, ()),
+    "SAGEConv-softmax": ((_WIDTH, 16), {"aggr": "softmax"}, ()),
+    "SAGEConv-powermean": ((_WIDTH, 16), {"aggr": "powermean"}, ()),
+    "SimpleConv": ((), {}, ()),
+}  # fmt: skip
+
+
+def _extended(name: str) -> Case:
+    """One of `_EXTENDED`; the part of the name after a hyphen says which form of the layer."""
+    nn = import_geometric().nn
+    arguments, options, given = _EXTENDED[name]
+    kind = name.partition("-")[0]
+    mlp = torch.nn.Sequential
+    if kind == "NNConv":
+        arguments = (*arguments, mlp(torch.nn.Linear(4, _WIDTH * 16)))
+    elif kind == "GINEConv":
+        arguments = (mlp(torch.nn.Linear(_WIDTH, 16)),)
+    elif kind == "GPSConv":
+        arguments = (*arguments, nn.GCNConv(_WIDTH, _WIDTH))
+    elif kind == "DirGNNConv":
+        arguments = (nn.GCNConv(*_PAIR),)
+    x, edges = _graph()
+    # Some aggregations take the edges in the order of the nodes that they lead to.
+    edges = edges[:, edges[1].argsort(stable=True)]
+    num_edges = edges.shape[1]
+    known = {
+        "edge_features": torch.rand(num_edges, 4),
+        "nodes_again": torch.randn(_NUM_NODES, _WIDTH),
+        "edges_again": edges.flip(0),
+        "node_types": torch.randint(0, 2, (_NUM_NODES,)),
+        "edge_types": torch.randint(0, 3, (num_edges,)),
+    }
+    model = getattr(nn, kind)(*arguments, **options)
+    first = (x, known["nodes_again"], edges) if "nodes_again" in given else (x, edges)
+    rest = [known[name] for name in given if name != "nodes_again"]
+    return Case(model, (*first, *rest))
+
+
+# What gathers the nodes of each graph of a batch, and norms over them.
+_GATHERED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "MeanAggregation": ((), {}), "MaxAggregation": ((), {}), "SumAggregation": ((), {}),
+    "VarAggregation": ((), {}), "StdAggregation": ((), {}), "MedianAggregation": ((), {}),
+    "SoftmaxAggregation": ((), {"learn": True}), "PowerMeanAggregation": ((), {"learn": True}),
+    "LSTMAggregation": ((_WIDTH, 16), {}), "GRUAggregation": ((_WIDTH, 16), {}),
+    "Set2Set": ((_WIDTH,), {"processing_steps": 3}),
+    "SortAggregation": ((3,), {}), "EquilibriumAggregation": ((_WIDTH, 4, [8]), {}),
+    "SetTransformerAggregation": ((_WIDTH,), {"heads": 2}),
+    "MultiAggregation": ((["mean", "max", "std"],), {}),
+    "PatchTransformerAggregation": ((_WIDTH, 16, 4, 8), {"heads": 2}),
+    "GraphNorm": ((_WIDTH,), {}), "InstanceNorm": ((_WIDTH,), {"affine": True}),
+    "PairNorm": ((), {}), "GraphSizeNorm": ((), {}), "DiffGroupNorm": ((_WIDTH,), {"groups": 3}),
+    "MeanSubtractionNorm": ((), {}), "LayerNorm": ((_WIDTH,), {}),
+}  # fmt: skip
+
+
+def _gathered(name: str) -> Case:
+    nn = import_geometric().nn
+    arguments, options = _GATHERED[name]
+    gather = getattr(nn, name)(*arguments, **options)
+
+    class Gathered(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.GCNConv(_WIDTH, _WIDTH)
+            self.gather = gather
+
+        def forward(
+            self, x: torch.Tensor, edges: torch.Tensor, batch: torch.Tensor
+        ) -> torch.Tensor:
+            x = self.conv(x, edges)
+            return self.gather(x) if name == "DiffGroupNorm" else self.gather(x, batch)
+
+    x, edges = _graph()
+    edges = edges[:, (edges[0] < 10) == (edges[1] < 10)]
+    return Case(Gathered(), (x, edges, (torch.arange(_NUM_NODES) >= 10).long()))
+
+
 def _dna() -> Case:
     model = import_geometric().nn.DNAConv(_WIDTH, heads=2)
     _, edges = _graph()
@@ -197,6 +296,8 @@ SPECIMENS = (
         if name != "DNAConv"
     ),
     Specimen("torch_geometric", "DNAConv", _dna),
+    *(Specimen("torch_geometric", name, partial(_extended, name)) for name in _EXTENDED),
+    *(Specimen("torch_geometric", name, partial(_gathered, name)) for name in _GATHERED),
     Specimen("torch_geometric", "GINConv", _gin),
     Specimen("torch_geometric", "EdgeConv", _edge_conv),
     *(

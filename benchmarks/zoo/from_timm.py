@@ -61,6 +61,12 @@ _MODELS: tuple[tuple[str, int, bool], ...] = (
     ("vit_srelpos_small_patch16_224", 64, True), ("samvit_base_patch16_224", 64, False),
     ("vitamin_small_224", 64, True), ("volo_d1_224", 64, True), ("ese_vovnet19b_slim_dw", 64,
     False),
+    ("test_byobnet", 64, False), ("test_convnext", 64, False), ("test_convnext2", 64, False),
+    ("test_convnext3", 64, False), ("test_efficientnet", 64, False),
+    ("test_efficientnet_evos", 64, False), ("test_efficientnet_gn", 64, False),
+    ("test_efficientnet_ln", 64, False), ("test_resnet", 64, False), ("test_vit", 64, True),
+    ("test_vit2", 64, True), ("test_vit3", 64, True), ("test_vit4", 64, True),
+    ("test_coatnet", 64, True), ("test_maxvit", 64, True), ("test_vit_relpos", 64, True),
     ("legacy_xception", 64, False), ("xception41p", 64, False), ("xcit_nano_12_p8_224", 64, False),
 )  # fmt: skip
 _FEEDFORWARD = {"convnext_atto_rms", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"}

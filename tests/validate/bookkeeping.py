@@ -15,6 +15,7 @@ from torch import nn
 
 from torchlens._capture.observer import CallKind, ObservedCall
 from torchlens._capture.unreported import is_of_unseen
+from torchlens._graph.edges import own_references
 from torchlens._recording.cells import cells_of
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Row
@@ -213,8 +214,11 @@ class _ParentsCheck:
             self._sources.begin(call, arguments.values())
             for number in () if call.is_early else range(call.first, call.last):
                 given = self._subject.given(number)
+                own = own_references(self._subject.log.recording.rows[number])
+                of_others = given.keys() - {location for location, _ in own}
                 for location, argument in checked_arguments(call, given, arguments).items():
-                    self._check(number, call.first, location, argument)
+                    if location not in of_others:
+                        self._check(number, call.first, location, argument)
             self._sources.end(call)
         for _, number in self._subject.log.recording.outputs:
             if number in self._subject.witness.tensors:
