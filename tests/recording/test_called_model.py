@@ -182,6 +182,8 @@ def test_an_exported_program_is_logged() -> None:
         "output",
     ]
     assert torch.equal(history.output, model(X))
+    assert history.module_addresses == ["fc1", "act", "fc2"]
+    assert history["fc2"].layer_label == "linear_2_3"
 
 
 def test_a_scripted_function_is_one_operation() -> None:

@@ -8,6 +8,7 @@ the names by which the callable knows them.
 
 import functools
 import inspect
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
@@ -38,13 +39,16 @@ class CalledModel(torch.nn.Module):
 
 def model_of(model: Any, *inputs: Any) -> Any:
     """What is given as a model, in the form that the rest takes: a module as it is, an exported
-    program as a module, any other callable as a CalledModel, or as a model of JAX.
+    program as the modules that it was exported from, any other callable as a CalledModel, or as a
+    model of JAX.
     """
     model = as_model(model, *inputs)
     if isinstance(model, torch.nn.Module):
         return model
     if type(model).__name__ == "ExportedProgram" and type(model).__module__.startswith("torch."):
-        return model.module()
+        with warnings.catch_warnings():  # torch's own, from the way in which it copies a program
+            warnings.simplefilter("ignore", FutureWarning)
+            return torch.export.unflatten(model)
     if not callable(model) or isinstance(model, type | torch.Tensor) or hasattr(model, "session"):
         return model
     return CalledModel(model, *inputs)
