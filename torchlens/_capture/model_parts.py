@@ -90,9 +90,10 @@ def parts_of(model: torch.nn.Module) -> Parts:
         if issubclass(kind, torch.jit.ScriptModule):
             parts.scripted.add(id(module))
             classes[address] = getattr(module, "original_name", None) or kind.__name__
-        if kind.__name__ == "InterpreterModule" and hasattr(module, "type_name"):
-            # A module of an exported program, which says its class since torch 2.7.
-            classes[address] = (module.type_name() or kind.__name__).rpartition(".")[2]
+        if kind.__name__ == "InterpreterModule":
+            # A module of an exported program; newer releases of torch know its class.
+            known = getattr(module, "_ty", None) or kind.__name__
+            classes[address] = known.rpartition(".")[2]
         if module._compiled_call_impl is not None:
             parts.compiled.append((module, module._compiled_call_impl))
         prefix = f"{address}." if address else ""
