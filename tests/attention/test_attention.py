@@ -279,5 +279,7 @@ def test_attention_is_plotted_head_by_head(tmp_path) -> None:
     pictures = [axis.images[0].get_array() for axis in figure.axes[:4]]
     for head in range(4):
         torch.testing.assert_close(torch.tensor(pictures[head]), found.weights[0, head])
-    assert (tmp_path / "attention.png").read_bytes()[:4] == b"\x89PNG"
+    content = (tmp_path / "attention.png").read_bytes()
+    assert content[:4] == b"\x89PNG"
+    assert history.structure_hash.encode() in content  # the receipt
     assert found.head(2).plot().axes[0].images[0].get_array().shape == (6, 6)

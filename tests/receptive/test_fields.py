@@ -245,3 +245,20 @@ def test_the_time_grows_with_the_number_of_operations() -> None:
 
     lines(5)
     assert lines(400) < 4.5 * lines(100)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_odd_histories_get_an_answer_or_a_sentence() -> None:
+    empty = tl.log_forward_pass(lambda x: x[:0] * 2, torch.rand(3, 2))
+    assert empty.receptive_fields()["output_1_3"].shape == (0, 2)
+    inner = tl.log_forward_pass(Net(), torch.rand(1, 3, 64, 64)).subgraph(["conv2d_1", "relu_1"])
+    with pytest.raises(ValueError, match=r"Say in which layer the fields are, .* inputs: none"):
+        inner.receptive_fields()
+    assert inner.receptive_fields(of="conv2d_1")["relu_1_2"].size == (1, 1)
+    with pytest.raises(ValueError, match="The unit of 'relu_1_2' depends on none of these layers"):
+        _ = inner.receptive_field("relu_1").gradient
+    nested = tl.log_forward_pass(
+        lambda x: torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0), torch.rand(3, 2)
+    )
+    with pytest.raises(ValueError, match="Nested tensors have no receptive"):
+        nested.receptive_field("output_1")

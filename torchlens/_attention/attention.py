@@ -1,8 +1,9 @@
 """Which queries look at which keys: the attention weights of a call, checked against its result."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torchlens._attention.eager import eager_attention
 from torchlens._attention.fused import Rebuilt, first_queries, is_fused, rebuilt, thinned
 from torchlens._history.attention_parts import product_after, softmax_before
 from torchlens._history.log import Log
+from torchlens._history.receipt import exported_receipt
 from torchlens._recording.tolerance import TOLERANCE, epsilon_of
 from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._recording.wrappers import why_valueless
@@ -46,6 +48,8 @@ class Attention:
     query: Tensor | None
     key: Tensor | None
     value: Tensor | None
+    # Weak, so that the attention does not keep the log's tensors.
+    _log: Callable[[], Log | None] = field(default=lambda: None, repr=False, compare=False)
 
     @property
     def num_heads(self) -> int:
@@ -105,8 +109,14 @@ class Attention:
         figure.supxlabel("key", fontsize=9)
         if path is not None:
             with whole_file(Path(path)) as beside:
-                figure.savefig(beside)
+                figure.savefig(beside, metadata=self._metadata(Path(path).suffix))
         return figure
+
+    def _metadata(self, suffix: str) -> dict[str, str] | None:
+        """The receipt, for the formats that have a place for it."""
+        place = {".png": "Description", ".svg": "Description", ".pdf": "Subject"}.get(suffix)
+        log = self._log()
+        return None if log is None or place is None else {place: str(exported_receipt(log))}
 
     def _heads_of(self, example: int) -> Tensor:
         """The weights of one example as (heads, queries, keys)."""
@@ -158,7 +168,7 @@ def attention_of(log: Log, entry: int) -> Attention:
             ) from reason
     dtype = log.row(entry).dtype
     rounded = [None if own is None else own.to(dtype) for own in found[1:4]]
-    return Attention(label, found.weights.to(dtype), *rounded)
+    return Attention(label, found.weights.to(dtype), *rounded, weakref.ref(log))
 
 
 def small_attention(log: Log, entry: int, side: int) -> tuple[Tensor, int, int]:

@@ -116,7 +116,7 @@ def table_of(log: Log, source: int | None) -> FieldTable:
     if source is None:
         if len(log.graph.inputs) != 1:
             names = ", ".join(map(log.label, log.graph.inputs)) or "none"
-            raise ValueError(f"Say in which input the fields are, with of=...: {names}.")
+            raise ValueError(f"Say in which layer the fields are, with of=...; inputs: {names}.")
         (source,) = log.graph.inputs
     shape = sizes(log.row(source).shape)
     spatial = range(min(2, max(len(shape) - 1, 0)), len(shape))
@@ -212,6 +212,8 @@ def _axes_of(reading: Reading, call: ReadCall, dims: set[int]) -> Mapping[int, A
 
 def _probed(reading: Reading, call: ReadCall, dim: int) -> Axis | None:
     """Where moving elements takes a dimension: found by moving the coordinates along it."""
+    if 0 in call.shape or 0 in call.out:
+        return None
     steps = torch.arange(call.shape[dim], dtype=torch.float64)
     coordinates = steps.view([-1 if other == dim else 1 for other in range(len(call.shape))])
     try:

@@ -95,9 +95,12 @@ class Field:
         return found
 
     def _only(self) -> str:
+        if not self.masks:
+            leads = "leads to" if self.is_projective else "depends on"
+            raise ValueError(f"The unit of {self.layer!r} {leads} none of these layers.")
         if len(self.masks) != 1:
             raise ValueError(
-                f"There are {len(self.masks)} fields, in {', '.join(self.masks) or 'no layer'}: "
+                f"There are {len(self.masks)} fields, in {', '.join(self.masks)}: "
                 "choose one with field.of(label), or take field.masks."
             )
         return next(iter(self.masks))

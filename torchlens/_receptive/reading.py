@@ -151,8 +151,11 @@ class ReadCall:
 
 
 def sizes(shape: Sequence[Any]) -> Shape:
-    """The sizes as plain numbers."""
-    return tuple(map(int, shape))
+    """The sizes as plain numbers; ValueError for a nested tensor, whose sizes vary."""
+    found = tuple(map(int, shape))
+    if any(size < 0 for size in found):
+        raise ValueError("Nested tensors have no receptive or projective fields.")
+    return found
 
 
 def narrow(tensor: Tensor) -> Tensor:
