@@ -167,8 +167,8 @@ def attention_of(log: Log, entry: int) -> Attention:
                 f"The attention of {label!r} cannot be rebuilt: {str(reason).rstrip('.')}."
             ) from reason
     dtype = log.row(entry).dtype
-    rounded = [None if own is None else own.to(dtype) for own in found[1:4]]
-    return Attention(label, found.weights.to(dtype), *rounded, weakref.ref(log))
+    query, key, value = (None if own is None else own.to(dtype) for own in found[1:4])
+    return Attention(label, found.weights.to(dtype), query, key, value, weakref.ref(log))
 
 
 def small_attention(log: Log, entry: int, side: int) -> tuple[Tensor, int, int]:
