@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import torchlens as tl
 from tests.edit.models import Gpt, gpt, hooked
-from torchlens import edits
+from torchlens import EditError, edits
 
 Tensor = torch.Tensor
 
@@ -141,3 +141,21 @@ def test_a_metric_without_a_gradient_is_refused(own: Any) -> None:
     _, _, _, history, other = pair()
     with pytest.raises(TypeError, match="The metric must return a tensor with one element"):
         edits.attribution(history, ["h.1"], other, own)
+
+
+def test_whole_numbers_have_no_gradient_and_a_log_without_gradients_is_enough() -> None:
+    model, ids, _, history, other = pair()
+    with pytest.raises(
+        EditError, match=r"input\.ids has torch\.int64 values, which have no gradient"
+    ):
+        edits.attribution(history, ["input.ids"], other, metric)
+    with torch.no_grad():
+        bare = tl.log_forward_pass(model, ids)
+    for param in model.parameters():
+        param.requires_grad_(False)
+    frozen = tl.log_forward_pass(model, ids)
+    expected = edits.attribution(history, ["h.1"], other, metric)["estimate"][0]
+    for own in (bare, frozen):
+        with torch.no_grad():
+            found = edits.attribution(own, ["h.1"], other, metric)["estimate"][0]
+        assert found == pytest.approx(expected, rel=1e-5)

@@ -43,6 +43,11 @@ def changed_at(replayer: Replayer, sites: Iterable[Any], edit: Any) -> list[Chan
         site = each if isinstance(each, Site) else Site(each)
         target = replayer.target(site, edit_at(replayer, site, edit))
         recorded = target.edited.recorded().detach()
+        if not recorded.is_floating_point():
+            raise EditError(
+                f"{site} has {recorded.dtype} values, which have no gradient. Name what is made of "
+                "them, such as the embedding."
+            )
         new = target.edited.value(recorded)
         assert new is not None
         found.append(Changed(site, target, new.detach() - recorded))

@@ -151,6 +151,7 @@ export function showPanel() {
     if (shown.length && E.stat[shown[0]] >= 0) panel.append(statBlock(E.stat[shown[0]], "Values of its output, " + S[E.label[shown[0]]]));
     panel.append(linkList("Parents", [...ins]), linkList("Children", [...outs]));
   }
+  panel.append(editBlock(editedKey(i)));
   if (params.length) {
     const list = html("div", { class: "params" });
     for (const p of params.slice(0, isUnit(i) ? 20 : 12)) {
@@ -167,7 +168,6 @@ export function showPanel() {
     for (const e of buffers) list.append(html("div", {}, html("b", {}, S[E.args[e]]), " " + S[E.shape[e]]));
     panel.append(html("h3", {}, "Buffers"), list);
   }
-  panel.append(editBlock(editedKey(i)));
   panel.append(idleBlock(i));
   panel.append(placeBlock(placesOf(i)));
 }
