@@ -338,7 +338,7 @@ print(tl.log_forward_pass(base(), torch.rand(2, 4, 8, 8)).structure_hash)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+@pytest.mark.parametrize("seed", ["4242", pytest.param("0", marks=[pytest.mark.soak])])
 def test_the_hash_is_the_same_in_every_process(seed: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, seed],

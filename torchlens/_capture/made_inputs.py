@@ -40,28 +40,38 @@ def given_inputs(
             raise ValueError("tokenizer= makes the inputs from text: leave out input_size, dtypes.")
         return [], {**_tokens(model, input_args, tokenizer, device), **(input_kwargs or {})}
     if input_size is None:
-        for name, value in (("dtypes", dtypes), ("device", device)):
-            if value is not None:
-                raise TypeError(
-                    f"{name} is for inputs that are made: give input_size=(1, 3, 224, 224), say. "
-                    "Saved tensors are moved by output_device."
-                )
+        _check_unused(dtypes=dtypes, device=device)
         return input_args, input_kwargs
     if input_args is not None:
         raise ValueError("Give the inputs (input_args) or their sizes (input_size), not both.")
     if is_for_jax(model):
         raise TypeError("input_size makes torch tensors; give a JAX function its arrays.")
-    sizes = _sizes(input_size)
+    made = _made_inputs(model, _sizes(input_size), dtypes, device)
+    if isinstance(input_size, Mapping):
+        return [], {**{str(key): value for key, value in made.items()}, **(input_kwargs or {})}
+    return list(made.values()), input_kwargs
+
+
+def _check_unused(**options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise TypeError(
+                f"{name} is for inputs that are made: give input_size=(1, 3, 224, 224), say. "
+                "Saved tensors are moved by output_device."
+            )
+
+
+def _made_inputs(
+    model: Any, sizes: Mapping[int | str, tuple[int, ...]], dtypes: Any, device: Any
+) -> dict[int | str, torch.Tensor]:
+    """Random tensors by position or name."""
     kinds = _kinds(dtypes, sizes, _float_type(model))
     place = _place(model) if device is None else device
     # A generator of its own: the global ones stay as they are.
     generator = torch.Generator().manual_seed(0)
-    made = {
+    return {
         key: _random_tensor(size, kinds[key], generator).to(place) for key, size in sizes.items()
     }
-    if isinstance(input_size, Mapping):
-        return [], {**{str(key): value for key, value in made.items()}, **(input_kwargs or {})}
-    return list(made.values()), input_kwargs
 
 
 class MadeInputsNote:
@@ -118,9 +128,7 @@ def _kinds(
         return dict.fromkeys(sizes, given or default)
     is_mapping = isinstance(given, Mapping)
     listed = list(given.values()) if is_mapping else given
-    if not isinstance(listed, list | tuple) or not all(
-        isinstance(one, torch.dtype) for one in listed
-    ):
+    if not _are_dtypes(listed):
         raise TypeError(
             "dtypes must be a torch.dtype, a list of them, or a dict of them by argument, got "
             f"{got(given)}."
@@ -135,6 +143,10 @@ def _kinds(
             f"dtypes must have one dtype for each size: {len(sizes)}, got {len(listed)}."
         )
     return dict(zip(sizes, listed, strict=True))
+
+
+def _are_dtypes(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(isinstance(one, torch.dtype) for one in given)
 
 
 def _random_tensor(

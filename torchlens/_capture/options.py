@@ -98,30 +98,28 @@ class Transform:
 
 def checked_layers(layers: Any) -> Any:
     """`layers_to_save`, checked: 'all', 'none', keys of layers, or a predicate."""
-    if isinstance(layers, str) and layers.lower() in ("all", "none"):
-        return layers.lower()
-    keys = (
-        layers
-        if isinstance(layers, list | tuple | set | frozenset)
-        else []
-        if layers is None
-        else [layers]
-    )
+    are_several = isinstance(layers, list | tuple | set | frozenset)
+    keys = list(layers) if are_several else [] if layers is None else [layers]
     if not keys:
         return "none"
-    if len(keys) == 1 and str(next(iter(keys))).lower() in ("all", "none"):  # ['all']
-        return str(next(iter(keys))).lower()
+    word = str(keys[0]).lower()
+    if len(keys) == 1 and word in ("all", "none"):  # also ['all']
+        return word
     for key in keys:
-        is_key = is_whole(key) or (isinstance(key, str) and key != "")
-        is_predicate = (
-            key is layers and callable(key) and not isinstance(key, type | torch.nn.Module)
-        )
-        if not is_key and not is_predicate:
+        if not _is_key(key) and (are_several or not _is_predicate(key)):
             raise TypeError(
                 "layers_to_save must be 'all', 'none', a key, a list of keys, or a function of a "
                 f"layer entry that returns True or False, got {got(key)}. {_layers_hint(key)}"
             )
     return layers
+
+
+def _is_key(key: Any) -> bool:
+    return is_whole(key) or (isinstance(key, str) and key != "")
+
+
+def _is_predicate(key: Any) -> bool:
+    return callable(key) and not isinstance(key, type | torch.nn.Module)
 
 
 def _layers_hint(key: Any) -> str:

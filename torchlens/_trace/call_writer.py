@@ -265,9 +265,10 @@ class CallWriter:
         return self._is_kept is None or self._is_kept(full_name(call, name))
 
     def _add(self, call: int, tensors: Mapping[str, Tensor]) -> None:
-        with unseen(), NoTorchFunction():
-            copies = {full_name(call, key): _copied(tensor) for key, tensor in tensors.items()}
-        self._shards.add(copies)
+        for key, tensor in tensors.items():  # one by one, since a full shard frees its copies
+            with unseen(), NoTorchFunction():
+                copy = _copied(tensor)
+            self._shards.add({full_name(call, key): copy})
 
 
 def _copied(tensor: Tensor) -> Tensor:

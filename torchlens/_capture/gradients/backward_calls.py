@@ -54,18 +54,23 @@ def record_backward(
         recorder.collected = None
     seconds = perf_counter() - start
     with NoTorchFunction():
-        made, written, each_reads = [], [], []
-        for leaf, gradient, version, read in zip(leaves, before, versions, reads, strict=True):
-            if leaf.grad is None or (leaf.grad is gradient and version_of(gradient) == version):
-                continue
-            made.append(leaf.grad)
-            recorder.differentiated.append(weakref.ref(leaf))
-            each_reads.append(read)
-            if leaf.grad is gradient:
-                written.append(gradient)
+        changed = [
+            (leaf, gradient, read)
+            for leaf, gradient, version, read in zip(leaves, before, versions, reads, strict=True)
+            if _has_new_gradient(leaf, gradient, version)
+        ]
+        made: list[Any] = [leaf.grad for leaf, _, _ in changed]
+        written = [gradient for leaf, gradient, _ in changed if leaf.grad is gradient]
+        recorder.differentiated += [weakref.ref(leaf) for leaf, _, _ in changed]
         call = recorder.made_call(operation, args, kwargs, references, place, seconds)
-        recorder.append_results(call, made, written, each_reads=each_reads)
+        recorder.append_results(call, made, written, each_reads=[read for _, _, read in changed])
         recorder.end_observed(observed, made)
+
+
+def _has_new_gradient(leaf: Tensor, before: Tensor | None, version: int | None) -> bool:
+    if leaf.grad is None:
+        return False
+    return leaf.grad is not before or version_of(leaf.grad) != version
 
 
 def gradients_left(recorder: Recorder) -> list[Tensor]:
@@ -81,6 +86,12 @@ def _leaves_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]
         return [tensor for _, tensor in plain_tensors((named,))]
     tensors = [tensor for _, tensor in plain_tensors((kwargs.get("tensors", args[:1]),))]
     found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf}
+    return list({**found, **_accumulated_below(tensors)}.values())
+
+
+def _accumulated_below(tensors: list[Tensor]) -> dict[int, Tensor]:
+    """The leaves, by id, that autograd's graph of the tensors leads to."""
+    found: dict[int, Tensor] = {}
     pending = [node for tensor in tensors if (node := node_of(tensor)) is not None]
     seen = set(pending)
     while pending:
@@ -92,7 +103,7 @@ def _leaves_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]
             if following is not None and following not in seen:
                 seen.add(following)
                 pending.append(following)
-    return list(found.values())
+    return found
 
 
 def _with_captured(given: dict[Any, int], others: Mapping[Any, int]) -> dict[Any, int]:
