@@ -60,7 +60,7 @@ def record_backward(
             if _has_new_gradient(leaf, gradient, version)
         ]
         made: list[Any] = [leaf.grad for leaf, _, _ in changed]
-        written = [gradient for leaf, gradient, _ in changed if leaf.grad is gradient]
+        written: list[Any] = [before for leaf, before, _ in changed if leaf.grad is before]
         recorder.differentiated += [weakref.ref(leaf) for leaf, _, _ in changed]
         call = recorder.made_call(operation, args, kwargs, references, place, seconds)
         recorder.append_results(call, made, written, each_reads=[read for _, _, read in changed])
