@@ -42,7 +42,8 @@ class Receipt:
             for name in ("structure", "weights", "inputs")
             if (digest := getattr(self, name)) is not None
         ]
-        return f"{self.model}: {', '.join(digests)} ({versions})"
+        made_by = f" ({versions})" if versions else ""  # the graph of a run has none
+        return f"{self.model}: {', '.join(digests)}{made_by}"
 
 
 def receipt_of(log: Log) -> Receipt:

@@ -82,7 +82,8 @@ class ParameterWatch:
         """
         self.remember(optimizer)
         for known, parameter in self._of(optimizer):
-            self._note_parameter(known, parameter)
+            if self._has_parameters:
+                self._note("parameters", known, parameter, known.before)
             if has_gradients:
                 self._note_gradient(known, parameter)
 
@@ -98,8 +99,9 @@ class ParameterWatch:
         """After a step without an optimizer: records all parameters as sampled by `remember`, their
         gradients and changes. Call it under `call_unseen`.
         """
-        for known, parameter in self._of(None):
-            self._note_parameter(known, parameter)
+        if self._has_parameters:
+            for known, parameter in self._of(None):
+                self._note("parameters", known, parameter, known.before)
         self.note_after(None, has_gradients=True)
 
     def note_after(
@@ -117,21 +119,18 @@ class ParameterWatch:
                 if after is not None and after.plan is before.plan:
                     self._note("updates", known, parameter, after, before)
 
-    def _note_parameter(self, known: _Known, parameter: torch.nn.Parameter) -> None:
-        if known.before is not None and self._has_parameters:
-            self._note("parameters", known, parameter, known.before)
-
     def _note_gradient(self, known: _Known, parameter: torch.nn.Parameter) -> None:
         gradient = parameter.grad
         if gradient is not None and self._has_gradients:
             sample = self._collector.sampler.take(gradient)
-            if sample is not None:
-                self._note("parameter_gradients", known, gradient, sample)
+            self._note("parameter_gradients", known, gradient, sample)
 
     def _note(
-        self, kind: str, known: _Known, tensor: torch.Tensor, sample: Sample,
+        self, kind: str, known: _Known, tensor: torch.Tensor, sample: Sample | None,
         before: Sample | None = None,
     ) -> None:  # fmt: skip
+        if sample is None:
+            return
         number = self._collector.names.number(known.module, kind, known.name, tensor)
         self._collector.pending.append((number, sample, before))
 

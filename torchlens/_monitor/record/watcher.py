@@ -248,7 +248,7 @@ class ModuleWatcher:
 
     def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
         collector, films = self.collector, self.collector.films
-        tensors = list(itertools.islice(_named_results(result), _MAX_TENSORS))
+        tensors = _first_results(result)
         if takes == _ALL and films is not None and tensors:
             films.capture(films.outputs, info.address, tensors[0][1])
         for name, tensor in tensors:
@@ -302,6 +302,12 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[s
     for name, value in kwargs.items():
         for path, tensor in plain_tensors(value):
             yield _text((name, *path)), tensor
+
+
+def _first_results(result: Any) -> list[tuple[str, _Tensor]]:
+    if type(result) in PLAIN_TYPES:
+        return [("", result)]
+    return list(itertools.islice(_named_results(result), _MAX_TENSORS))
 
 
 def _named_results(result: Any) -> Iterator[tuple[str, _Tensor]]:
