@@ -38,14 +38,21 @@ class ModelModules:
     def refresh(self) -> None:
         """Reads the modules and parameters that the model has now."""
         self.modules, self.storages = {}, set()
+        # What `torch.compile` made of a module is called in its place.
+        wrappers = {
+            id(module._modules["_orig_mod"]): module
+            for module in self._model.modules()
+            if "_orig_mod" in module._modules
+        }
         addresses = set()
         for address, module in named_modules(self._model):
-            if address not in addresses:  # the source of a compiled module has the same
+            if address not in addresses:  # the source of a compiled model has the same
                 addresses.add(address)
-                name = type(module).__name__
-                if isinstance(module, torch.jit.ScriptModule):
-                    name = module.original_name
-                self.modules[id(module)] = NamedModule(address, name, module)
+                called = wrappers.get(id(module), module)
+                name = type(called).__name__
+                if isinstance(called, torch.jit.ScriptModule):
+                    name = called.original_name
+                self.modules[id(called)] = NamedModule(address, name, called)
             for held in _held(address, module):
                 self.storages.add(storage_of(held.tensor))
                 if held.is_parameter:

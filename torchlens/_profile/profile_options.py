@@ -75,7 +75,11 @@ class ProfileOptions:
             value = getattr(self, name)
             if not (value is None and may_be_none):
                 check_count(name, value, least)
-        if not isinstance(self.thresholds, Mapping | None):
+        if self.thresholds is not None:
+            self._check_thresholds()
+
+    def _check_thresholds(self) -> None:
+        if not isinstance(self.thresholds, Mapping):
             raise TypeError(
                 f"thresholds must be a dict such as {{'dead_share': 0.5}}, or None, got "
                 f"{got(self.thresholds)}."
