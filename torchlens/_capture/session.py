@@ -130,6 +130,8 @@ class Session:
         self._outside_storages: dict[int, int] = {}
         self._outside_states: dict[int, tuple[int, int]] = {}
         self._generators: tuple[torch.Tensor, ...] = ()
+        # Whether values are saved, from which a later replay starts.
+        self._may_replay = self.options.saves is not False or bool(self.options.keys)
         self._origin = LiveOrigin()
         self._output: Any = None
         self._returns_data = False
@@ -145,7 +147,8 @@ class Session:
         if self.options.random_seed is not None:
             seed_generators(self.options.random_seed)
         with hidden_from_user():
-            self._generators = torch_generators()
+            if self._may_replay:
+                self._generators = torch_generators()
             outliving = self._add_sources(args, kwargs)
         try:
             result = self._run_logged(args, kwargs, start)
@@ -221,7 +224,7 @@ class Session:
             [*outliving, *(tensor for _, _, tensor in self._unseen.met)], self._wanted
         )
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
-        if self.options.saves is not False or self.options.keys:  # a later replay checks them
+        if self._may_replay:
             self._outside_states = {
                 number: (version_of(tensor), storage_of(tensor))
                 for number, tensor in self._recorder.outside.items()
