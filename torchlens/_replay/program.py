@@ -17,6 +17,8 @@ from torchlens._recording.operation_kinds import (
     ELEMENTWISE,
     LOSSES,
     NORMALISATIONS,
+    REDUCTIONS,
+    VIEWS,
 )
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._replay.shared_memory import SharedMemory
@@ -27,10 +29,12 @@ Tensor = torch.Tensor
 # What takes the place of a value; None leaves it.
 Exchanged = Callable[[Tensor], Tensor | None]
 # Operations whose result has a shape that does not depend on values.
-_OF_KNOWN_SHAPE = (ACTIVATIONS | DROPOUTS | ELEMENTWISE | LOSSES | NORMALISATIONS) | {
-    "addmm", "baddbmm", "bmm", "cat", "contiguous", "conv1d", "conv2d", "conv3d", "linear",
-    "matmul", "mm", "permute", "reshape", "scaleddotproductattention", "to", "transpose",
-    "unsqueeze", "view",
+_OF_KNOWN_SHAPE = (
+    ACTIVATIONS | DROPOUTS | ELEMENTWISE | LOSSES | NORMALISATIONS | REDUCTIONS | VIEWS
+) - {"bincount", "tensorsplit"} | {
+    "addmm", "baddbmm", "bmm", "cat", "clone", "contiguous", "conv1d", "conv2d", "conv3d",
+    "dropout", "einsum", "float", "linear", "matmul", "mm", "pad", "roll",
+    "scaleddotproductattention", "stack", "to", "tril", "triu",
 }  # fmt: skip
 
 
@@ -80,10 +84,15 @@ class Cone:
             if number < last and (
                 number in recording.reads
                 or number in recording.booleans
-                or recording.rows[number].operation.layer_type not in _OF_KNOWN_SHAPE
+                or not self._is_of_known_shape(number)
             ):
                 found.append(number)
         return found
+
+    def _is_of_known_shape(self, number: int) -> bool:
+        kind = self.calls.rows[number].operation.layer_type
+        is_by_tensor = kind == "getitem" and len(self.calls.references(number)) > 1  # by a mask
+        return kind in _OF_KNOWN_SHAPE and not is_by_tensor
 
     def _needed(self, roots: Iterable[int]) -> set[int]:
         needed = {number for number in roots if number in self.changed}
