@@ -33,37 +33,40 @@ class Batch:
     """Targets at one entry, by their numbers in the sweep."""
 
     replayer: Replayer
-    tasks: list[Task]
-    stacked: Task  # of a program that starts with the value at the entry
+    targets: list[Target]
+    holds: list[Target]
+    places: dict[str, Place]
     numbers: list[int]
     random: Random
     seconds: float = field(default=0.0, init=False)
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls ran, for all rows together."""
-        return len(self.stacked.program.steps)
+    num_calls: int = field(default=0, init=False)  # for all rows together
 
     def run(self) -> list[tuple[int, list[Tensor], Certificate]]:
         """The number of each row, the values of its outputs, and its certificate."""
         start = perf_counter()
-        outputs = self._outputs()
+        replayer, holds, places = self.replayer, self.holds, self.places
+        tasks = [replayer.task_of([target], holds, places) for target in self.targets]
+        stacked = replayer.task_of(self.targets[:1], holds, places, is_given=True)
+        self.num_calls = len(stacked.program.steps)
+        outputs = self._outputs(tasks, stacked)
         self.seconds = perf_counter() - start
-        rows = [[values[place] for values in outputs] for place in range(len(self.tasks))]
-        certificate = self._certificate(rows)
+        rows = [[values[place] for values in outputs] for place in range(len(tasks))]
+        certificate = self._certificate(tasks, rows)
         return [(number, row, certificate) for number, row in zip(self.numbers, rows, strict=True)]
 
-    def _outputs(self) -> list[Tensor]:
-        """The outputs of all rows, stacked; an output that nothing changed is repeated."""
-        replayer, task = self.replayer, self.stacked
-        new = torch.stack([replayer.new_value(own) for own in self.tasks])
-        number = self.tasks[0].targets[0].number
+    def _outputs(self, tasks: Sequence[Task], task: Task) -> list[Tensor]:
+        """The outputs of all rows, stacked; an output that nothing changed is repeated. The program
+        of `task` starts with the value at the entry.
+        """
+        replayer = self.replayer
+        new = torch.stack([replayer.new_value(own) for own in tasks])
+        number = task.targets[0].number
         checks = task.program.guarded
         marks = torch.ones(len(new), dtype=torch.bool, device=new.device)
 
         def outputs(value: Tensor, mark: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             at = {**replayer.exchanges_of(task.holds), number: lambda _: value}
-            live = task.program.run(at, lambda own: torch.where(mark, own, own))
+            live = task.program.run(at, lambda own: torch.where(mark, own, own), grad=False)
             found = [replayer.value_at(place, live) for place in task.outputs.values()]
             return found, [live[each] for each in checks]
 
@@ -85,13 +88,13 @@ class Batch:
                 replayer.guard(each)(row)
         return list(values)
 
-    def _certificate(self, rows: Sequence[list[Tensor]]) -> Certificate:
+    def _certificate(self, tasks: Sequence[Task], rows: Sequence[list[Tensor]]) -> Certificate:
         """Compares random rows with single runs."""
         chosen = self.random.sample(range(len(rows)), min(_NUM_CHECKED, len(rows)))
         error = 0.0
         is_equal = True
         for place in chosen:
-            single = self.replayer.run(self.tasks[place])
+            single = self.replayer.run(tasks[place])
             if single.certificate.kind != "bit-equal":
                 return single.certificate
             for old, new in zip(single.outputs.values(), rows[place], strict=True):
@@ -124,6 +127,5 @@ def batches_of(
     for own in groups.values():
         for start in range(0, len(own), size):
             numbers = own[start : start + size]
-            tasks = [replayer.task_of([targets[n]], holds, dict(places)) for n in numbers]
-            stacked = replayer.task_of([targets[numbers[0]]], holds, dict(places), is_given=True)
-            yield Batch(replayer, tasks, stacked, numbers, random)
+            own_targets = [targets[number] for number in numbers]
+            yield Batch(replayer, own_targets, holds, dict(places), numbers, random)

@@ -81,7 +81,7 @@ def _recorded(log: Log, entry: int) -> torch.Tensor:
             f"The value of {log.label(entry)!r} was not saved, and this edit needs it. Log the "
             "model with layers_to_save='all'."
         )
-    return value
+    return value.detach()
 
 
 def _check_editable(log: Log, place: Place) -> None:

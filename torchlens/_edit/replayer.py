@@ -117,14 +117,16 @@ class Replayer:
         )
 
     def replay(self, edits: Any, outputs: Any = None, hold: Any = (), *, grad: bool) -> Replayed:
-        return self.run(self.task(edits, outputs, hold), grad=grad)
+        return self.run(self.task(edits, outputs, hold, trains=grad))
 
     # -- from what is asked for to a program
 
-    def task(self, edits: Any, outputs: Any = None, hold: Any = ()) -> Task:
+    def task(
+        self, edits: Any, outputs: Any = None, hold: Any = (), *, trains: bool = False
+    ) -> Task:
         """What an edit at these places takes; raises where it cannot be exact."""
         targets = [self._target(site, edit) for site, edit in pairs_of(edits)]
-        return self.task_of(targets, self.held(hold), self.outputs_of(outputs))
+        return self.task_of(targets, self.held(hold), self.outputs_of(outputs), trains=trains)
 
     def task_of(
         self,
@@ -133,10 +135,13 @@ class Replayer:
         outputs: dict[str, Place],
         *,
         is_given: bool = False,
+        trains: bool = False,
     ) -> Task:
         """The task of these targets. If they are given, the program starts with their new values
-        and makes none of them, even by a write.
+        and makes none of them, even by a write. If it `trains`, outputs keep the autograd graph.
         """
+        for target in (*targets, *holds):
+            self._check_readers(target)
         wanted = [self.log.graph.recorded[place.entry] for place in outputs.values()]
         whole = frozenset(each.number for each in holds if each.edited.place.site.is_whole)
         parts = frozenset(each.number for each in holds) - whole
@@ -146,19 +151,34 @@ class Replayer:
             raise ValueError(f"{both.edited.place.site} is edited and held. Leave one of them out.")
         constant = edited - {each.number for each in targets if not _is_constant(each.edited)}
         constant = edited if is_given else constant
-        key = (edited | parts, constant, whole, tuple(wanted), is_given)
+        key = (edited | parts, constant, whole, tuple(wanted), is_given, trains)
         program = self._programs.get(key)
         if program is None:
             replaced = edited if is_given else frozenset()
             cone = Cone(self._calls, edited | parts, constant, whole, wanted, replaced)
-            program = ReplayProgram(cone, self._memory, edited | parts, wanted)
+            program = ReplayProgram(
+                cone, self._memory, edited | parts, wanted, trains=trains or is_given
+            )
             self.proof.prepare(program)
-            with self.alone(program):
-                self.proof.check(program)
+            if not is_given:  # rows of a batch are compared with single runs
+                with self.alone(program):
+                    self.proof.check(program)
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.clear()
             self._programs[key] = program
         return Task(targets, holds, outputs, program)
+
+    def _check_readers(self, target: Target) -> None:
+        """Raises if the log cannot tell what reads a value."""
+        calls, number = self._calls, target.number
+        if calls.hands_back(number) and calls.num_reads(number) > 1:
+            before = calls.label(calls.references(number)[0])
+            raise NotReplayableError(
+                f"{target.edited.place.site} is {calls.label(number)!r}, which returned its "
+                "argument itself, and the log cannot tell what reads the result and what reads the "
+                f"argument. Edit {before!r} for both, or run the model instead: "
+                "history.rerun(model, x, edits=...)."
+            )
 
     def _target(self, site: Site, edit: Any) -> Target:
         return target_of(self.log, self.sites.place(site), edit)
@@ -174,7 +194,7 @@ class Replayer:
 
     def _held(self, site: Any) -> Target:
         place = self.sites.place(site)
-        return target_of(self.log, place, LayerEntry(self.log, place.entry))
+        return self._target(place.site, LayerEntry(self.log, place.entry))
 
     def outputs_of(self, outputs: Any) -> dict[str, Place]:
         """The places of outputs by name: as they were asked for, or by their labels."""
@@ -191,13 +211,14 @@ class Replayer:
 
     # -- running
 
-    def run(self, task: Task, *, grad: bool = False) -> Replayed:
+    def run(self, task: Task) -> Replayed:
         """Runs the program of a task with its edits."""
         start = perf_counter()
         program = task.program
-        with self.alone(program), torch.set_grad_enabled(grad):
+        with self.alone(program), torch.set_grad_enabled(program.trains):
             live = program.run(self.exchanges(task))
-            values = {name: self.value_at(place, live) for name, place in task.outputs.items()}
+            found = {name: self.value_at(place, live) for name, place in task.outputs.items()}
+        values = found if program.trains else {name: own.detach() for name, own in found.items()}
         seconds = perf_counter() - start
         certificate = certificate_of(self.proof, program, self._calls)
         costs = (len(program.steps), self._num_calls, seconds)

@@ -6,6 +6,7 @@ are those of the log, by reference; a run checks first that they are unchanged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torchlens._recording.operation_kinds import (
     VIEWS,
 )
 from torchlens._recording.operations import BUFFER, INPUT
+from torchlens._recording.unseen import GradMode
 from torchlens._replay.shared_memory import SharedMemory
 from torchlens._replay.steps import FixedTensor, RecordedCalls, ReplayStep
 from torchlens.errors import EditError, NotReplayableError
@@ -108,12 +110,23 @@ class Cone:
 
 
 class ReplayProgram:
-    """The calls of a cone, compiled; see the file's docstring. `steps` run in order."""
+    """The calls of a cone, compiled; see the file's docstring. `steps` run in order.
 
-    def __init__(self, cone: Cone, memory: SharedMemory, edited: Iterable[int],
-                 wanted: Iterable[int]) -> None:  # fmt: skip
+    If it `trains`, its results stay in the autograd graph of this run.
+    """
+
+    def __init__(
+        self,
+        cone: Cone,
+        memory: SharedMemory,
+        edited: Iterable[int],
+        wanted: Iterable[int],
+        *,
+        trains: bool = False,
+    ) -> None:  # fmt: skip
         self.cone = cone
         self.calls = cone.calls
+        self.trains = trains
         self.wanted = frozenset(wanted)
         self.edited = frozenset(edited) & cone.needed
         self._memory = memory
@@ -127,7 +140,7 @@ class ReplayProgram:
         self.fixed: list[FixedTensor] = []
         self.steps: list[ReplayStep] = []
         for first in sorted(self._run):
-            self.steps.append(self.calls.step(first, live, self.fixed))
+            self.steps.append(self.calls.step(first, live, self.fixed, trains=trains))
         self.guarded = [number for number in cone.read if number in live and self._is_read(number)]
         self._overwritten = list(filter(self._is_overwritten, self.wanted & live))
         for number in filter(self._is_overwritten, self._start):
@@ -234,11 +247,23 @@ class ReplayProgram:
     # -- running
 
     def run(
-        self, at: Mapping[int, Exchanged], copy: Callable[[Tensor], Tensor] = Tensor.clone
+        self,
+        at: Mapping[int, Exchanged],
+        copy: Callable[[Tensor], Tensor] = Tensor.clone,
+        *,
+        grad: bool | None = None,
     ) -> dict[int, Tensor]:
         """The live values at the end. `at` has what exchanges the values of rows, and `copy`
-        copies a recorded value whose memory is going to be written to.
+        copies a recorded value whose memory is going to be written to. Without `grad`, autograd is
+        on if it was in the pass, because torch chooses kernels by it.
         """
+        is_grad = self.trains or self.calls.has_gradients
+        with GradMode(is_grad if grad is None else grad):
+            return self._run_in_order(at, copy)
+
+    def _run_in_order(
+        self, at: Mapping[int, Exchanged], copy: Callable[[Tensor], Tensor]
+    ) -> dict[int, Tensor]:
         for each in self.fixed:
             each.check()
         live: dict[int, Tensor] = {}
@@ -285,7 +310,8 @@ class ReplayProgram:
         apart: list[Tensor] | None,
     ) -> Sequence[Tensor]:
         try:
-            results = step.results(live, copy, apart)
+            with GradMode(False) if step.is_without_grad else nullcontext():
+                results = step.results(live, copy, apart)
         except EditError:
             raise
         except Exception as error:  # the operation may raise anything, given other values
@@ -306,7 +332,7 @@ class ReplayProgram:
                 f"The value of {self.calls.label(number)!r} was not saved, and the calls behind "
                 "the edit start from it. Log the model with layers_to_save='all'."
             )
-        return self.calls.saved(number)
+        return self.calls.saved(number) if self.trains else self.calls.given(number)
 
     def _exchanged(
         self, number: int, value: Tensor, change: Exchanged, apart: list[Tensor] | None

@@ -30,7 +30,8 @@ class Proof:
 
     def __init__(self, calls: RecordedCalls) -> None:
         self._calls = calls
-        self._proven: set[int] = set()
+        # By whether they trained: torch chooses kernels by what needs gradients.
+        self._proven: dict[bool, set[int]] = {False: set(), True: set()}
         self._unsaved: set[int] = set()
         # Rows that gave their recorded values up to rounding only.
         self.rounded: dict[int, str] = {}
@@ -44,7 +45,7 @@ class Proof:
 
     def check(self, program: ReplayProgram) -> None:
         """Runs the calls that were not checked so far; raises if one gives another value."""
-        if self._proven.issuperset(program.firsts):
+        if self._proven[program.trains].issuperset(program.firsts):
             return
         at = {
             number: partial(self._compare, number)
@@ -54,7 +55,7 @@ class Proof:
         }
         at |= {number: partial(self._compare, number) for number in program.starts}
         program.run(at)
-        self._proven.update(program.firsts)
+        self._proven[program.trains].update(program.firsts)
 
     def unproven(self, program: ReplayProgram) -> list[int]:
         """Wanted rows whose recorded value was not saved, so that nothing could be compared."""
@@ -111,7 +112,8 @@ class Proof:
 
     def _states_after(self, step: ReplayStep, number: int) -> tuple[Tensor, ...]:
         try:
-            result: Any = step.results({})[0]
+            with torch.set_grad_enabled(self._calls.has_gradients):
+                result: Any = step.results({})[0]
         except (RuntimeError, TypeError, ValueError):
             return ()
         if not same(self._calls.saved(number), result):

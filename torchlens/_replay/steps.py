@@ -1,13 +1,14 @@
 """A recorded call that is ready to run again, and the tensors that it was given."""
 
 from collections.abc import Callable, Sequence, Set
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from torchlens._history.log import Log
 from torchlens._recording.functions import StandIn
-from torchlens._recording.operation_kinds import CONVERSIONS
+from torchlens._recording.operation_kinds import CONVERSIONS, MAY_RETURN_ARGUMENT
 from torchlens._recording.operations import IDENTITY, KNOWN_OPERATIONS, OUTPUT, Kind
 from torchlens._recording.origin import version_of
 from torchlens._recording.recording import Row, located
@@ -49,8 +50,8 @@ class ReplayStep:
     """
 
     __slots__ = (
-        "args", "deep", "flat", "fresh", "func", "generators", "kwargs", "last_read", "modes",
-        "numbers", "written",
+        "args", "deep", "flat", "fresh", "func", "generators", "is_without_grad", "kwargs",
+        "last_read", "modes", "numbers", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -62,6 +63,7 @@ class ReplayStep:
         self.fresh: list[int] = []  # positions whose tensor is copied before the call writes to it
         self.written: tuple[int, ...] = ()
         self.modes: Modes | None = None
+        self.is_without_grad = False  # it ran under no_grad, though its arguments need gradients
         self.generators: Sequence[Tensor] = ()  # their states before the call, if it draws
         self.last_read: list[int] = []  # rows whose live values no later step reads
         self.numbers: list[tuple[int, int, tuple[int, ...]]] = []
@@ -159,6 +161,67 @@ class RecordedCalls:
         entry = self.entry_of.get(number)
         return self.rows[number].operation.name if entry is None else self.log.label(entry)
 
+    # -- operations that return their argument
+
+    def hands_back(self, number: int) -> bool:
+        """True if a call returned its argument itself, as `dropout` does in eval."""
+        row, recording = self.rows[number], self.recording
+        if row.operation.written:
+            return False
+        value, may = recording.values[number], row.operation.layer_type in MAY_RETURN_ARGUMENT
+        for own in self.references(number):
+            if own >= 0 and row.shape == self.rows[own].shape:
+                is_same_memory = recording.storages[own] == recording.storages[number]
+                if (may and is_same_memory) or (
+                    value is not None and value is recording.values[own]
+                ):
+                    return True
+        return False
+
+    def num_reads(self, number: int) -> int:
+        """How often a row is read as an argument. What reads a call that handed the row back counts
+        for that call.
+        """
+        readers = self._readers.get(number, ())
+        return sum(self.num_reads(own) if self.hands_back(own) else 1 for own in readers)
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        """The calls that read each row, once for each argument."""
+        found: dict[int, list[int]] = {}
+        for number, row in enumerate(self.rows):
+            if number in self.entry_of and not row.output_index:
+                for reference in self.references(number):
+                    found.setdefault(reference, []).append(number)
+        return found
+
+    # -- gradients
+
+    @cached_property
+    def has_gradients(self) -> bool:
+        """True if the pass built an autograd graph. Kernels are chosen by that, so that a replay
+        builds one, too.
+        """
+        return any(row.gradfunc is not None for row in self.rows)
+
+    def needs_grad(self, reference: int) -> bool:
+        """True if a tensor needed a gradient in the pass."""
+        recording = self.recording
+        if reference >= 0:
+            return self.rows[reference].gradfunc is not None or reference in recording.leaves
+        number = -1 - reference
+        if number < len(recording.params):
+            return recording.is_trained(number)
+        return recording.trained is not None and reference in recording.trained
+
+    def is_without_grad(self, first: int) -> bool:
+        """True if the results of a call have no gradient although its arguments do."""
+        if not self.has_gradients:
+            return False
+        if any(self.rows[number].gradfunc is not None for number in self.results(first)):
+            return False
+        return any(map(self.needs_grad, self.references(first)))
+
     # -- tensors that stay as they are
 
     def is_saved(self, number: int) -> bool:
@@ -169,16 +232,21 @@ class RecordedCalls:
         return self.recording.values[number] is not None and number in self.entry_of
 
     def saved(self, number: int) -> Tensor:
-        """The saved value of a row; raises if it changed since."""
+        """The saved value of a row, outside of its autograd graph; raises if it changed since."""
         value: Tensor = self.log.value(self.entry_of[number])
-        return value
+        return value.clone() if value.is_inference() else value.detach()
 
-    def fixed(self, reference: int, reader: int, location: Any = None) -> FixedTensor:
+    def given(self, number: int) -> Tensor:
+        """The same, needing a gradient if it did so in the pass."""
+        value = self.saved(number)
+        return value.requires_grad_() if self.needs_grad(number) else value
+
+    def fixed(self, reference: int, reader: int, location: Any, *, trains: bool) -> FixedTensor:
         """A tensor that a call reads and that no call makes again."""
         recording = self.recording
         if reference >= 0:
-            version = recording.versions[reference]
-            return FixedTensor(self.saved(reference), version, None, self.label(reference))
+            value = self.saved(reference) if trains else self.given(reference)
+            return FixedTensor(value, recording.versions[reference], None, self.label(reference))
         number = -1 - reference
         version, storage = recording.outside_states.get(reference, (-1, None))
         if number < len(recording.params):
@@ -208,9 +276,11 @@ class RecordedCalls:
 
     # -- calls
 
-    def step(self, first: int, live: Set[int], fixed: list[FixedTensor]) -> ReplayStep:
+    def step(
+        self, first: int, live: Set[int], fixed: list[FixedTensor], *, trains: bool = False
+    ) -> ReplayStep:
         """A call that reads the rows `live` as they are then; what else it reads goes into
-        `fixed`.
+        `fixed`. If it `trains`, saved values are constants, which need no gradients.
         """
         row = self.rows[first]
         args = [None] if row.operation is OUTPUT else list(row.args)
@@ -223,12 +293,13 @@ class RecordedCalls:
                 is_flat = isinstance(location, int)
                 (step.flat if is_flat else step.deep).append((location, reference))
             else:
-                fixed.append(self.fixed(reference, first, location))
+                fixed.append(self.fixed(reference, first, location, trains=trains))
                 places[location] = fixed[-1].tensor
                 self._copy_before(step, row, location)
         step.args, step.kwargs = filled(step.args, step.kwargs, places)
         step.written = row.operation.written
         step.modes = self._modes(first)
+        step.is_without_grad = self.is_without_grad(first)
         step.numbers = [
             (self.rows[number].output_index or 0, number, self.rows[number].shape)
             for number in self.results(first)
