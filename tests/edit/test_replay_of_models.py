@@ -27,6 +27,8 @@ def compare(history: tl.ModelHistory, again: Any, entries: list[tl.LayerEntry]) 
             out = history.replay({entry: shifted})
         except tl.EditError:
             continue
+        if out.certificate.kind == "not shown":  # it returned its argument
+            continue
         new = again({entry: shifted})
         expected = [each.tensor_contents for each in new if each.is_output_layer]
         for one, other in zip(expected, out.outputs.values(), strict=True):

@@ -1,12 +1,17 @@
 """What is known of a result: whether it equals, bit for bit, what the model would give."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+import torch
 
 from torchlens._replay.program import ReplayProgram
 from torchlens._replay.proof import Proof
 from torchlens._replay.steps import RecordedCalls
+from torchlens._replay.values import close, difference, same
 
+Tensor = torch.Tensor
 CertificateKind: TypeAlias = Literal["bit-equal", "rounding", "not shown", "refused"]
 
 
@@ -28,8 +33,12 @@ class Certificate:
         return f"{self.kind}: {self.reason}" if self.reason else self.kind
 
 
-def certificate_of(proof: Proof, program: ReplayProgram, calls: RecordedCalls) -> Certificate:
+def certificate_of(
+    proof: Proof, program: ReplayProgram, calls: RecordedCalls, doubt: str
+) -> Certificate:
     """The certificate of what a program gives."""
+    if doubt:
+        return Certificate("not shown", doubt)
     unproven = proof.unproven(program)
     if unproven:
         labels = ", ".join([calls.label(number) for number in unproven[:3]])
@@ -41,3 +50,12 @@ def certificate_of(proof: Proof, program: ReplayProgram, calls: RecordedCalls) -
         label = calls.label(rounded[0])
         return Certificate("rounding", f"{label} run alone: {proof.rounded[rounded[0]]}")
     return Certificate("bit-equal")
+
+
+def compared(values: Sequence[Tensor], reruns: Sequence[Tensor]) -> Certificate:
+    """The certificate of values that were compared with those of a run of the whole model."""
+    for value, again in zip(values, reruns, strict=True):
+        if not same(value, again):
+            how = f"compared with a run of the model, {difference(again, value)}"
+            return Certificate("rounding" if close(value, again) else "not shown", how)
+    return Certificate("bit-equal", "compared with a run of the model")

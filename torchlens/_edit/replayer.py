@@ -4,7 +4,7 @@
 that the calls in it give their recorded values again, and runs it with the edits.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from numbers import Number
 from time import perf_counter
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchlens._capture.patches.mode_stack import without_user_modes
-from torchlens._edit.certificate import Certificate, certificate_of
+from torchlens._edit.certificate import Certificate, certificate_of, compared
 from torchlens._edit.changes import At, Edited
 from torchlens._edit.plan import Target, pairs_of, target_of
 from torchlens._history.layer_entry import LayerEntry
@@ -40,6 +40,7 @@ class Task(NamedTuple):
     holds: list[Target]
     outputs: dict[str, Place]
     program: ReplayProgram
+    doubt: str  # why the result may be another; "" if nothing speaks for it
 
 
 class Replayed:
@@ -58,10 +59,14 @@ class Replayed:
         certificate: Certificate,
         costs: tuple[int, int, float],
         sites: Sites,
+        history: Callable[[], Any],
+        edits: list[Edited],
     ) -> None:
         self._values = values
         self._places = places
         self._sites = sites
+        self._history = history
+        self._edits = edits
         self.certificate = certificate
         self.num_calls, self.num_calls_of_pass, self.seconds = costs
 
@@ -74,6 +79,29 @@ class Replayed:
     def outputs(self) -> dict[str, Tensor]:
         """All outputs, by the names that they were asked for."""
         return dict(self._values)
+
+    def check(
+        self,
+        model: torch.nn.Module,
+        input_args: Any = None,
+        input_kwargs: Mapping[str, Any] | None = None,
+        random_seed: int | None = None,
+    ) -> Certificate:
+        """Runs the whole model with the same edits, and compares: the certificate then says what
+        was seen. The arguments are those of the pass that was logged.
+        """
+        from torchlens._history.model_history import ModelHistory
+
+        history: ModelHistory = self._history()
+        edits = {own.place.site: own.edit for own in self._edits}
+        new = history.rerun(model, input_args, input_kwargs, edits=edits, random_seed=random_seed)
+        recorded, graph = history._log.graph.recorded, new._log.graph
+        numbers = [recorded[place.entry] for place in self._places.values()]
+        found = [new._log.value(graph.entry_of[number]) for number in numbers]
+        places = self._places.values()
+        values = [place.read(value) for place, value in zip(places, found, strict=True)]
+        self.certificate = compared(list(self._values.values()), values)
+        return self.certificate
 
     def __getitem__(self, key: Any) -> Tensor:
         if isinstance(key, str) and key in self._values:
@@ -140,8 +168,7 @@ class Replayer:
         """The task of these targets. If they are given, the program starts with their new values
         and makes none of them, even by a write. If it `trains`, outputs keep the autograd graph.
         """
-        for target in (*targets, *holds):
-            self._check_readers(target)
+        doubts = [self._doubt_about(target) for target in (*targets, *holds)]
         wanted = [self.log.graph.recorded[place.entry] for place in outputs.values()]
         whole = frozenset(each.number for each in holds if each.edited.place.site.is_whole)
         parts = frozenset(each.number for each in holds) - whole
@@ -166,19 +193,23 @@ class Replayer:
             if len(self._programs) >= _MOST_PROGRAMS:
                 self._programs.clear()
             self._programs[key] = program
-        return Task(targets, holds, outputs, program)
+        return Task(targets, holds, outputs, program, next(filter(None, doubts), ""))
 
-    def _check_readers(self, target: Target) -> None:
-        """Raises if the log cannot tell what reads a value."""
+    def _doubt_about(self, target: Target) -> str:
+        """Why the log cannot be sure what reads a value; "" if it is. Raises if several may."""
         calls, number = self._calls, target.number
-        if calls.hands_back(number) and calls.num_reads(number) > 1:
+        if not calls.hands_back(number):
+            return ""
+        what = f"{calls.label(number)!r} returned its argument itself"
+        if calls.num_reads(number) > 1:
             before = calls.label(calls.references(number)[0])
             raise NotReplayableError(
-                f"{target.edited.place.site} is {calls.label(number)!r}, which returned its "
-                "argument itself, and the log cannot tell what reads the result and what reads the "
-                f"argument. Edit {before!r} for both, or run the model instead: "
-                "history.rerun(model, x, edits=...)."
+                f"{target.edited.place.site} is an output of a call that made no tensor: {what}, "
+                "and the log cannot tell what reads the result and what reads the argument. Edit "
+                f"{before!r} for both, or run the model instead: history.rerun(model, x, "
+                "edits=...)."
             )
+        return f"{what}: bit-equal if what is read next is the result, not the argument"
 
     def _target(self, site: Site, edit: Any) -> Target:
         return target_of(self.log, self.sites.place(site), edit)
@@ -220,9 +251,12 @@ class Replayer:
             found = {name: self.value_at(place, live) for name, place in task.outputs.items()}
         values = found if program.trains else {name: own.detach() for name, own in found.items()}
         seconds = perf_counter() - start
-        certificate = certificate_of(self.proof, program, self._calls)
+        certificate = certificate_of(self.proof, program, self._calls, task.doubt)
         costs = (len(program.steps), self._num_calls, seconds)
-        return Replayed(values, task.outputs, certificate, costs, self.sites)
+        edits = [target.edited for target in (*task.targets, *task.holds)]
+        return Replayed(
+            values, task.outputs, certificate, costs, self.sites, self.log.history, edits
+        )
 
     @contextmanager
     def alone(self, program: ReplayProgram) -> Iterator[None]:
