@@ -246,7 +246,7 @@ class Replayer:
         """Runs the program of a task with its edits."""
         start = perf_counter()
         program = task.program
-        with self.alone(program), torch.set_grad_enabled(program.trains):
+        with self.alone(program), GradMode(program.trains):
             live = program.run(self.exchanges(task))
             found = {name: self.value_at(place, live) for name, place in task.outputs.items()}
         values = found if program.trains else {name: own.detach() for name, own in found.items()}

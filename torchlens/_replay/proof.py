@@ -13,6 +13,7 @@ import torch
 
 from torchlens._recording.operation_kinds import DROPOUTS, RANDOM
 from torchlens._recording.recording import Row
+from torchlens._recording.unseen import GradMode
 from torchlens._replay.program import ReplayProgram
 from torchlens._replay.steps import RecordedCalls, ReplayStep
 from torchlens._replay.values import close, difference, same
@@ -112,7 +113,7 @@ class Proof:
 
     def _states_after(self, step: ReplayStep, number: int) -> tuple[Tensor, ...]:
         try:
-            with torch.set_grad_enabled(self._calls.has_gradients):
+            with GradMode(self._calls.has_gradients):
                 result: Any = step.results({})[0]
         except (RuntimeError, TypeError, ValueError):
             return ()
