@@ -90,9 +90,7 @@ class Replayed:
         """Runs the whole model with the same edits, and compares: the certificate then says what
         was seen. The arguments are those of the pass that was logged.
         """
-        from torchlens._history.model_history import ModelHistory
-
-        history: ModelHistory = self._history()
+        history = self._history()
         edits = {own.place.site: own.edit for own in self._edits}
         new = history.rerun(model, input_args, input_kwargs, edits=edits, random_seed=random_seed)
         recorded, graph = history._log.graph.recorded, new._log.graph
