@@ -36,6 +36,7 @@ types: $(VENV)/ready
 
 bench: $(VENV)/ready  ## the table of costs, against the plain forward pass and against peers
 	$(BIN)/python benchmarks/run.py $(ARGS)
+	$(BIN)/python -m benchmarks.interventions
 
 compat: $(VENV)/ready chromium  ## the essential tests on the oldest, the newest and other releases of torch
 	$(BIN)/python -m benchmarks.compat $(QUICK) $(ARGS)

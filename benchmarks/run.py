@@ -22,6 +22,8 @@ PEERS = {
     "classic": ["torchlens==0.1.36"],
     "newest": ["torchlens==2.36.1"],
     "clouseau": ["clouseau==0.2", "jax"],
+    "nnsight": ["nnsight==0.8.1"],
+    "transformerlens": ["transformer_lens==3.9.0"],
 }
 OWN = ["numpy", "pandas", "graphviz", "safetensors"]
 # environment → what is installed there for our own runs
