@@ -77,6 +77,8 @@ def own(model: Any, ids: Any) -> dict[str, float]:
     expected = [hooked(model, ids, n // HEADS, n % HEADS) for n in range(144)]
     took = dict.fromkeys(NAMES, 0.0)
     hooks: list[float] = []
+    names = [f"transformer.h.{n}.{kind}" for n in range(LAYERS) for kind in ("attn", "mlp")]
+    hold = names[1:]
     for _ in range(2):
         hooks += [
             seconds(lambda n=n: hooked(model, ids, n // HEADS, n % HEADS)) for n in range(144)
@@ -92,8 +94,6 @@ def own(model: Any, ids: Any) -> dict[str, float]:
         took["replay"] += sum(each)
         for layer in (0, 6, 11):
             took[f"layer {layer}"] += 12 * sum(each[12 * layer : 12 * layer + 12])
-        names = [f"transformer.h.{n}.{kind}" for n in range(LAYERS) for kind in ("attn", "mlp")]
-        hold = names[1:]
         history.replay({sites[0]: 0.0}, hold=hold)
         took["path"] += 12 * sum(
             seconds(lambda s=s, h=history: h.replay({s: 0.0}, hold=hold)) for s in sites[:12]
