@@ -324,6 +324,9 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
         with GradMode(False, inference=False):
             yield
     finally:
-        undo_patches(user)
         for module, mode in modes:
             module.training = mode
+        try:
+            undo_patches(user)
+        finally:  # again, because an interrupt may cut the first call short
+            undo_patches(user)
