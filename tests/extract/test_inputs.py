@@ -60,6 +60,7 @@ def test_texts_and_tokens_in_each_form_give_the_same_rows(kind: str, tmp_path: P
     features = tl.extract(model, data, "embedding", tmp_path / "f", **options)
     for number in range(4):
         assert np.array_equal(features["embedding"][number], expected(model, number))
+    assert "embedding: tokens of (3,), float32" in repr(features)
 
 
 def test_pools_find_the_first_and_last_token_where_the_padding_is_on_the_left(

@@ -221,8 +221,9 @@ class Features(Exports):
             first += f", {len(self.skipped)} inputs skipped"
         lines = [first]
         for name in self.layers:
-            array, dtype = self[name], self.manifest["arrays"][name]["dtype"]
-            lines.append(f"  {name}: {shape_text(array.shape[1:])}, {dtype}")
+            about = self.manifest["arrays"][name]
+            tokens = "tokens of " if about["ragged"] else ""
+            lines.append(f"  {name}: {tokens}{shape_text(about['shape'])}, {about['dtype']}")
         return "\n".join(lines)
 
 
