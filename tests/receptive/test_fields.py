@@ -67,6 +67,7 @@ OF_SEQUENCES: dict[str, Function] = {
     "views": write_through_views,
     "in place": lambda x: (x + 1).mul_(2).relu_() + 1,
     "cat": lambda x: torch.cat([x[:, :2], x * 2, x.flip(1)], 1),
+    "cat with nothing": lambda x: torch.cat([torch.empty(0), x, x * 2], -2),
     "stack": lambda x: torch.stack([x, x.roll(1, 1)], 1),
     "second chunk": lambda x: x.chunk(2, -1)[1] * 1,
     "scatter": lambda x: torch.zeros(2, 3, 4).index_add(1, torch.tensor([0, 1, 1, 2, 0]), x),
@@ -200,6 +201,8 @@ def test_the_nodes_of_a_graph_see_their_neighbourhood() -> None:
     history = tl.log_forward_pass(Graph(), [torch.rand(5, 3), edges])
     field = history.receptive_field("output_1", (4, 1), of="input.x")
     assert field.mask.nonzero().tolist() == [[2, 1], [3, 1], [4, 1]]
+    index = history.receptive_field("output_1", (4, 1), of="input.edges")
+    assert index.mask[0].tolist() == [False, False, True, True]  # of the edges that reach node 4
     onward = history["input.x"].projective_field((0, 0))
     assert onward.mask.nonzero().tolist() == [[0, 0], [1, 0], [2, 0]]
 

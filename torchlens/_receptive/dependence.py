@@ -270,6 +270,10 @@ def _selection(call: ReadCall) -> Reading:
         return Reading(call.again, None)
     if call.kind in ("gather", "takealongdim"):
         return _elementwise(call)
+    if call.kind == "indexselect":
+        dim = int(call.option("dim", default=0)) % len(call.out)
+        sizes = [-1 if own == dim else 1 for own in range(len(call.out))]
+        return Reading(lambda tensor: tensor.view(sizes), {0: Axis(dim)})
     return everything(is_known=False)
 
 
@@ -327,7 +331,8 @@ def _shaped_like(call: ReadCall) -> Reading | None:
 def _joined(call: ReadCall) -> Reading:
     """Concatenation: along its dimension, each part has a place of its own."""
     (dim,) = call.dims("dim", "axis") or [0]
-    before = sum(shape[dim] for shape in call.shapes_before())
+    # torch.cat ignores empty vectors among the parts.
+    before = sum(shape[dim] for shape in call.shapes_before() if shape != (0,))
     after = call.out[dim] - before - call.shape[dim]
     axes = {own: Axis(own) for own in range(len(call.shape))}
     place = Axis(dim, low=Fraction(-before), high=Fraction(-before))
