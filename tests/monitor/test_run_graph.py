@@ -70,8 +70,8 @@ def test_the_page_of_a_run_shows_the_operations_that_a_log_of_the_model_has(
     for column in ("stat", "grad"):  # no parameter comes with the run
         page["parameters"].pop(column)
         expected["parameters"].pop(column)
-    structure = expected["receipt"].partition(", weights")[0]  # no weight or input comes with it
-    assert page["receipt"] == structure
+    assert page["receipt"].startswith(f"{type(model).__name__}: structure ")
+    assert not page["receipt"].endswith("()")  # the versions are not stored
     for key in expected.keys() - times - {"entries", "strings", "statistics", "receipt"}:
         assert json.dumps(page[key]) == json.dumps(expected[key]), key
     for column in expected["entries"].keys() - {"micros", "place"}:
