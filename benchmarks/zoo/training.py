@@ -84,8 +84,9 @@ def check_training(case: Case) -> tuple[int, list[str]]:
     parameters and those of all that the modules return are to be the same as in a plain step.
     """
     model = case.model.train()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
     try:
+        run_seeded(lambda: call(case))  # some models prepare themselves in the first call
+        state = {name: value.clone() for name, value in model.state_dict().items()}
         with _Listener(model) as listener:
             plain = run_seeded(lambda: call(case))
         _loss(plain.tensors).backward()

@@ -20,7 +20,7 @@ X = torch.tensor([1.0, 2.0, 3.0])
 
 def scripted(function: Callable[..., Any]) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # deprecated in newer releases of torch
         return torch.jit.script(function)
 
 
@@ -35,7 +35,7 @@ def only_add_one(x: torch.Tensor) -> None:
 
 def traced_writer() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # deprecated in newer releases of torch
         return torch.jit.trace(lambda x: x.mul_(3.0) + 1.0, X.clone(), check_trace=False)
 
 

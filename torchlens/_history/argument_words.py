@@ -1,6 +1,6 @@
 """The arguments of an operation as text: `kernel 3×3, stride 2, padding 1`, `dim −1`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -172,8 +172,13 @@ def _plain(values: Any) -> bool:
     return all(type(value) in (int, float) for value in values)
 
 
-@lru_cache(maxsize=1024)
 def _signature(func: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    # The calls of scripted functions cannot be hashed in torch 2.15.
+    return _known_signature(func) if isinstance(func, Hashable) else ((), {})
+
+
+@lru_cache(maxsize=1024)
+def _known_signature(func: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
     names = argument_names(func)
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(func, '__name__', '')}")
     defaults: dict[str, Any] = {}

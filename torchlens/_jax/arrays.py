@@ -24,8 +24,10 @@ _SAME = {
         "float8_e5m2fnuz",
         "float8_e8m0fnu",
     )
+    if hasattr(torch, name)
 }  # fmt: skip
 _WIDER = {
+    **({} if "float8_e8m0fnu" in _SAME else {"float8_e8m0fnu": torch.float32}),  # before torch 2.7
     "int2": torch.int8,
     "int4": torch.int8,
     "uint2": torch.uint8,
