@@ -35,6 +35,22 @@ WATCHERS = {
     "wandb": ["wandb==0.31.0"],
     "tensorboard": ["tensorboard==2.21.0"],
 }
+# Peers of extraction: see `benchmarks/extraction.py`. thingsvision brings the torch that it needs.
+EXTRACTORS = {"thingsvision": ["thingsvision==2.7.3"], "captum": ["captum==0.9.0"]}
+EXTRACTOR_NAMES = {
+    "torchlens": "ours",
+    "stored": "ours, written to disk",
+    "hooks": "forward hooks",
+    "newest": "torchlens 2.36.1",
+    "thingsvision": "thingsvision 2.7.3 (a run for each layer)",
+    "captum": "captum",
+}
+EXTRACTIONS = [
+    "five layers, batches of 32",
+    "five layers, one by one",
+    "`layer3` alone, batches of 32",
+    "`layer3` alone, one by one",
+]
 NAMES = {
     "torchlens": "torchlens (ours)",
     "labelled": "ours, labels included",
@@ -74,7 +90,7 @@ def python_of(tool: str) -> str:
     folder = (
         ROOT
         / ".venvs"
-        / (tool if tool in PEERS or tool in WATCHERS or tool in ENVIRONMENTS else "ours")
+        / (tool if tool in {*PEERS, *WATCHERS, *EXTRACTORS, *ENVIRONMENTS} else "ours")
     )
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
@@ -82,7 +98,11 @@ def python_of(tool: str) -> str:
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, TORCH], check=True)
-        needed = WATCHERS.get(tool) or [*MODELS, *PEERS.get(tool, ENVIRONMENTS.get(tool, OWN))]
+        needed = (
+            WATCHERS.get(tool)
+            or EXTRACTORS.get(tool)
+            or [*MODELS, *PEERS.get(tool, ENVIRONMENTS.get(tool, OWN))]
+        )
         subprocess.run([*pip, *needed], check=True)
         (folder / "ready").touch()
     return str(python)
@@ -97,7 +117,7 @@ def measure(
         "run_name='__main__')"
     )
     # The repository is first on the path for our own runs, last for a peer of the same name.
-    is_peer = tool in PEERS or tool in WATCHERS
+    is_peer = tool in {*PEERS, *WATCHERS, *EXTRACTORS}
     paths = {**os.environ, "PYTHONPATH": "" if is_peer else str(ROOT), "PYTHONWARNINGS": "ignore"}
     command = [python_of(tool), "-c", code, str(ROOT), tool, *arguments]
     print(f"measuring {tool} {' '.join(arguments)} ...", file=sys.stderr, flush=True)
@@ -213,6 +233,25 @@ def monitoring_rows(seconds: float, with_peers: bool) -> list[str]:
     return rows
 
 
+def extraction_rows(seconds: float, with_peers: bool) -> list[str]:
+    """See `benchmarks/extraction.py`."""
+    is_there = {tool: with_peers or tool not in {*PEERS, *EXTRACTORS} for tool in EXTRACTOR_NAMES}
+    tools = [tool for tool in EXTRACTOR_NAMES if is_there[tool]]
+    head = "extraction from ResNet-18, processor time of a further batch"
+    rows = [
+        f"| {head} | {' | '.join(EXTRACTOR_NAMES[tool] for tool in tools)} |",
+        "|---|" + "---|" * len(tools),
+    ]
+    for workload in EXTRACTIONS:
+        options = ("--seconds", str(seconds))
+        results = [
+            measure(tool, workload, *options, script="benchmarks.extraction", timeout=600)
+            for tool in tools
+        ]
+        rows.append(f"| {workload} | {' | '.join(map(ratio, results))} |")
+    return rows
+
+
 def make_table(seconds: float, with_peers: bool) -> str:
     tools = [tool for tool in NAMES if with_peers or tool not in PEERS]
     rows = [
@@ -244,6 +283,7 @@ def make_table(seconds: float, with_peers: bool) -> str:
             measure("listing", kind)
         )
     rows += ["", *training_rows(seconds), "", *monitoring_rows(seconds, with_peers)]
+    rows += ["", *extraction_rows(seconds, with_peers)]
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):
         raise SystemExit(f"memory: {memory}; import: {imports}")
