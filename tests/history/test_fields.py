@@ -460,3 +460,15 @@ def test_ancestors_are_the_inputs_and_outputs_that_a_search_finds() -> None:
                 reached |= new
                 pending += new
             assert found == reached & set(ends)
+
+
+def test_parameters_among_saved_arguments_are_not_copied_and_changes_are_noticed() -> None:
+    model = torch.nn.Linear(3, 2)
+    history = tl.log_forward_pass(model, torch.rand(1, 3), save_function_args=True)
+    args = history["linear_1"].creation_args
+    assert args is not None
+    assert args[1] is model.weight
+    with torch.no_grad():
+        model.weight.add_(1)
+    with pytest.raises(tl.ValueChangedError, match="'weight', an argument of 'linear_1_1', was ch"):
+        _ = history["linear_1"].creation_args

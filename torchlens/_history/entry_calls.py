@@ -136,7 +136,7 @@ class EntryCalls(EntryFields):
         """The positional arguments as they were at the call, with `save_function_args=True`; None
         otherwise.
         """
-        saved = self._log.recording.saved_args.get(self._log.graph.recorded[self._entry])
+        saved = self._log.saved_arguments(self._entry)
         return None if saved is None else saved[0]
 
     @property
@@ -144,7 +144,7 @@ class EntryCalls(EntryFields):
         """The keyword arguments as they were at the call, with `save_function_args=True`; None
         otherwise.
         """
-        saved = self._log.recording.saved_args.get(self._log.graph.recorded[self._entry])
+        saved = self._log.saved_arguments(self._entry)
         return None if saved is None else saved[1]
 
     # -- parameters --------------------------------------------------------------------------------

@@ -322,6 +322,19 @@ class Log:
             )
         return opened(value)
 
+    def saved_arguments(self, entry: int) -> tuple[Any, Any] | None:
+        """The saved arguments of a call; raises if one of its parameters was changed since."""
+        number = self.graph.recorded[entry]
+        saved = self.recording.saved_args.get(number)
+        changed = None if saved is None else self.recording.changed_param(number)
+        if changed is not None:
+            raise ValueChangedError(
+                f"{self.recording.param_addresses[changed]!r}, an argument of "
+                f"{self.label(entry)!r}, was changed in place after the forward pass, so its "
+                "value at the time is lost. Clone the parameters before changing them."
+            )
+        return saved
+
     def parameter(self, number: int) -> torch.nn.Parameter:
         """A parameter with its values, if they are known; those of `recording.params` may be on the
         meta device.

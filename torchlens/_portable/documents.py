@@ -304,6 +304,7 @@ def call_document(
         "arguments": [
             (number, writer.write(arguments, f"{names[number]}/args"))
             for number, arguments in recording.saved_args.items()
+            if recording.changed_param(number) is None  # else the values are lost
         ],
         "gradients": _gradients_form(recording, names, tensors),
         "params": [tensors.add(param, param_key(address)) for param, address in own_params]

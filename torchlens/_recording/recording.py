@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchlens._recording.operations import Operation
-from torchlens._recording.origin import LiveOrigin, Origin
+from torchlens._recording.origin import LiveOrigin, Origin, version_of
 from torchlens._recording.regions import Region
 from torchlens._recording.trees import Path
 from torchlens._recording.view_tree import Slice
@@ -249,3 +249,13 @@ class Recording:
             if self.trained is None
             else -1 - number in self.trained
         )
+
+    def changed_param(self, number: int) -> int | None:
+        """A parameter that the call of a row was given, and that was changed since; or None."""
+        for _, reference in located(self.rows[number].references):
+            state, place = self.outside_states.get(reference), -1 - reference
+            if state is None or not 0 <= place < len(self.params):
+                continue
+            if state[0] not in (-1, version_of(self.params[place])):
+                return place
+        return None

@@ -18,7 +18,7 @@ def call_arguments(log: Log, entry: int, results: tuple[int, ...] = ()) -> dict[
     further entries whose values the caller needs.
     """
     row, recording = log.row(entry), log.recording
-    saved = recording.saved_args.get(log.graph.recorded[entry])
+    saved = log.saved_arguments(entry)
     missing = [number for number in results if not log.is_saved(number)]
     tensors: dict[Any, torch.Tensor] = {}
     for location, number in () if saved else located(row.references):

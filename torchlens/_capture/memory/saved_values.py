@@ -352,7 +352,8 @@ class Memory:
             self._renew_versions(storage)
         for storage in storages:
             for held in (*self._waiting.get(storage, ()), *self._aliases.get(storage, ())):
-                if not isinstance(held, int):
+                # A parameter stays itself: `saved_arguments` checks that it is unchanged.
+                if not isinstance(held, int) and not _is_parameter(held[0][held[1]]):
                     shared.append(held)
         self._replace_by_copies(shared)
         self._replaced.clear()
@@ -471,6 +472,10 @@ class Memory:
         for entry in range(first, len(self.storages)):
             self._waiting.setdefault(self.storages[entry], []).append(entry)
         self._num_indexed = len(self.storages)
+
+
+def _is_parameter(argument: Any) -> bool:
+    return type(argument) is torch.nn.Parameter
 
 
 def _may_overlap(a: Region, b: Region) -> bool:
