@@ -38,7 +38,7 @@ these.
 *Time* and *memory* are the cost of logging everything, divided by that of the plain forward pass: the better of two runs,
 and the most memory that tensors held at one time (weights and input not counted); the summary has their medians. Time
 is the processor's. These models are small and run for milliseconds, so it is a rough figure and mostly the fixed cost of a
-call.
+call; it is missing where it was not measured.
 `make bench` measures the cost on models of real size.
 """
 
