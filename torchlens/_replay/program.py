@@ -43,8 +43,11 @@ _OF_KNOWN_SHAPE = (
 class Cone:
     """What an edit changes: rows, in numbers of the recording.
 
-        `edited` has the rows that are exchanged; the values of those in `constant` do not depend on
-    XX"""
+    `edited` has the rows that are exchanged. Those in `constant` get a value that does not depend
+    on the one that is there, so the calls before them need not run. Those in `held` keep their
+    recorded values. Those in `replaced` start with their new values, even where a call would write
+    them into memory.
+    """
 
     def __init__(
         self,
