@@ -228,6 +228,11 @@ def test_the_tests_mirror_the_packages() -> None:
         assert list(folder.glob("test_*.py")), f"{folder.name}/ has no tests"
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_no_imports_go_round_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for path, tree in trees().items():

@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 import torchlens as tl
 from tests.failures import partial_history
 from tests.networks import Model
+
+HERE = f"{Path(__file__).parent.name}/{Path(__file__).name}"
 
 
 def deep() -> nn.Module:
@@ -46,7 +49,7 @@ def test_the_note_names_the_users_source_line() -> None:
         tl.log_forward_pass(Model(forward), torch.rand(2, 3))
     note = note_of(caught.value)
     line = forward.__code__.co_firstlineno + 2
-    assert f"{__file__}:{line}" in note
+    assert f"{HERE}:{line}" in note
     assert "matmul(2x3 float32, 2x3 float32)" in note
 
 
@@ -80,7 +83,7 @@ def test_an_exception_of_any_type_comes_through_as_it_is(error: BaseException) -
         tl.log_forward_pass(model, torch.rand(2, 4))
     assert caught.value is error
     assert "module '1' (Model)" in note_of(error)
-    assert f"{__file__}:" in note_of(error)
+    assert f"{HERE}:" in note_of(error)
     assert len(partial_history(error)) == 2
 
 
@@ -92,7 +95,7 @@ def test_an_exception_of_the_models_own_code_is_placed_too() -> None:
         tl.log_forward_pass(Model(forward), torch.rand(2, 4))
     note = note_of(caught.value)
     assert "raised in Model" in note
-    assert f"{__file__}:{forward.__code__.co_firstlineno + 1}" in note
+    assert f"{HERE}:{forward.__code__.co_firstlineno + 1}" in note
 
 
 def test_an_exception_that_refuses_attributes_comes_through() -> None:

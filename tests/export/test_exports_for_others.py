@@ -173,6 +173,14 @@ def test_a_receipt_of_an_export_does_not_read_gigabytes(monkeypatch: pytest.Monk
     assert json.loads(history.to_json())["receipt"] == history.receipt.to_dict()
 
 
+def test_a_receipt_of_an_export_does_not_hash_long_structures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
+    monkeypatch.setattr("torchlens._history.receipt._MOST_ENTRIES", len(history) - 1)
+    assert history.to_pandas().attrs["receipt"] == history.receipt.to_dict() | {"structure": None}
+
+
 def test_the_time_of_exports_grows_with_the_number_of_operations() -> None:
     def lines(count: int) -> int:
         history = tl.get_model_metadata(tower(count), torch.rand(1, 4))

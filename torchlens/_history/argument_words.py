@@ -40,6 +40,16 @@ _NOISE = {
 _WRITTEN_AS_REPR = (
     int, float, str, bool, torch.SymFloat, torch.SymBool, torch.dtype, torch.device,
 )  # fmt: skip
+_PLAIN = (*_WRITTEN_AS_REPR, slice, np.generic)
+
+
+class _AnyObject:
+    """Takes the place of an object whose value is not known."""
+
+    __name__ = "object"
+
+
+_ANY_OBJECT = _AnyObject()
 _DEVICES = {"cpu", "cuda", "mps", "xpu", "hpu", "xla", "meta"}
 _MANY_SIZES = ("size", "shape", "dims", "repeats")  # may be given one by one
 # Defaults of a convolution, which torch's schema does not always state.
@@ -61,11 +71,21 @@ def argument_words(recording: Recording, row: Row) -> str:
 
 def structural_words(row: Row) -> list[str]:
     """The same as far as they say what is computed, in an order that does not depend on the call:
-    without devices.
+    without devices, and without the classes of objects, which a file may not have.
     """
     return sorted(
-        _words_of(name, value) for name, value in given_arguments(row) if not _is_device(value)
+        _words_of(name, _without_objects(value))
+        for name, value in given_arguments(row)
+        if not _is_device(value)
     )
+
+
+def _without_objects(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        inner = map(_without_objects, value)
+        return list(inner) if isinstance(value, list) else tuple(inner)
+    is_plain = value is None or value is Ellipsis or isinstance(value, _PLAIN)
+    return value if is_plain or hasattr(value, "__name__") else _ANY_OBJECT
 
 
 def _is_device(value: Any) -> bool:

@@ -7,7 +7,8 @@ from torchlens._history.log import Log
 from torchlens._history.structure_hash import structure_hash
 from torchlens._recording.origin import LiveOrigin, versions_now
 
-_MOST_HASHED = 1 << 30
+_MOST_HASHED = 100_000_000  # bytes
+_MOST_ENTRIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,11 @@ class Receipt:
 
     Two histories with equal digests are of equal weights and inputs. A digest is None where the
     values are not known: the log was made without them (meta tensors), they were changed in place
-    since, or the inputs were neither saved nor kept.
+    since, or the inputs were neither saved nor kept. Exports of large models leave some out.
     """
 
     model: str
-    structure: str
+    structure: str | None
     weights: str | None
     inputs: str | None
     versions: dict[str, str] = field(default_factory=dict)
@@ -59,14 +60,17 @@ def receipt_of(log: Log) -> Receipt:
 
 
 def exported_receipt(log: Log) -> Receipt:
-    """The receipt that an exported file or table carries: without the digest of more than 1 GB of
-    weights, unless it is known already.
+    """The receipt that an exported file or table carries: without what would take longer than the
+    export, the structure of more than 10,000 entries and the digests of a model with more than
+    100 MB of weights, unless they are known already.
     """
-    origin = log.recording.origin
+    model, origin = log.recording.model_name, log.recording.origin
+    is_long = len(log.graph.recorded) > _MOST_ENTRIES
+    structure = None if is_long else structure_hash(log)
     if isinstance(origin, LiveOrigin) and _size(origin) > _MOST_HASHED:
-        versions = versions_now(origin.framework)
-        return Receipt(log.recording.model_name, structure_hash(log), None, None, versions)
-    return receipt_of(log)
+        return Receipt(model, structure, None, None, versions_now(origin.framework))
+    origin = log.settle_origin()
+    return Receipt(model, structure, origin.weights, origin.inputs, dict(origin.versions))
 
 
 def _size(origin: LiveOrigin) -> int:
