@@ -1,5 +1,6 @@
 """One training step of a model of the zoo, plain and logged."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -71,7 +72,10 @@ class _Listener:
             self.seen[f"{address}:{num_calls}"] = [
                 _Returned(tensor)
                 for tensor in tensors_in(output)
-                if tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_nested
+                # A leaf would keep the hook: some modules return a parameter.
+                if tensor.grad_fn is not None
+                and tensor.layout is torch.strided
+                and not tensor.is_nested
             ]
 
         return hook
@@ -86,7 +90,7 @@ def check_training(case: Case) -> tuple[int, list[str]]:
     model = case.model.train()
     try:
         run_seeded(lambda: call(case))  # some models prepare themselves in the first call
-        state = {name: value.clone() for name, value in model.state_dict().items()}
+        state = deepcopy(model.state_dict())  # with the versions that it notes
         with _Listener(model) as listener:
             plain = run_seeded(lambda: call(case))
         _loss(plain.tensors).backward()
