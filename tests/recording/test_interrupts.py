@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+)
 
 import torchlens as tl
 from benchmarks.soak.figures import Figures
 from benchmarks.soak.moments import CASES, interrupt_at, places_of, run_moments
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.unseen import GradMode, NoTorchFunction, unseen
+from torchlens._validate.check_completeness import Census
 
 
 def work_unseen() -> None:
@@ -39,6 +45,25 @@ def test_no_interrupt_leaves_grad_mode_or_torch_functions_off():
         assert interrupt_at(place, work_unseen).startswith("raised")
         assert torch.is_grad_enabled()
         assert torch._C._is_torch_function_enabled()
+
+
+def work_in_a_census() -> None:
+    census = Census(0)
+    with census.around(lambda _: ("", None, 0)), census.pause():
+        assert torch._C._len_torch_dispatch_stack() == 1
+
+
+def test_no_interrupt_leaves_a_dispatch_mode_of_validation():
+    outer = TorchDispatchMode()
+    with outer:
+        places = places_of(work_in_a_census)
+        assert any(place[0].co_name == "_push_mode" for place in places)
+        for place in places:
+            assert interrupt_at(place, work_in_a_census).startswith("raised")
+            left = _get_current_dispatch_mode_stack()
+            while torch._C._len_torch_dispatch_stack() > 1:
+                _pop_mode()
+            assert left == [outer], place
 
 
 @pytest.mark.parametrize("grad", [True, False])

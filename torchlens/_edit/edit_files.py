@@ -14,6 +14,7 @@ from torchlens._edit.plan import pairs_of
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.sites import Place, Site, axes_of
 from torchlens._text.error_wording import got
+from torchlens._text.whole_files import whole_file
 
 Tensor = torch.Tensor
 _NAME, _VERSION = "torchlens_edits", 1
@@ -29,7 +30,8 @@ def save_edits(edits: Mapping[Any, Any], path: str | os.PathLike[str]) -> None:
         for site, edit in pairs_of(edits)
     ]
     text = json.dumps({"version": _VERSION, "edits": listed})
-    save_file(writer.tensors, os.fspath(path), metadata={_NAME: text})
+    with whole_file(Path(path)) as beside:
+        save_file(writer.tensors, beside, metadata={_NAME: text})
 
 
 def load_edits(path: str | os.PathLike[str]) -> dict[Any, Any]:

@@ -36,6 +36,7 @@ from torchlens._validate.report import ValidationReport
 from torchlens._validate.witness import Subject, UnexplainedTensors, WitnessedCall, location_of
 
 Tensor = torch.Tensor
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,12 @@ class Census(Observer):
     @contextmanager
     def around(self, place: PlaceOf) -> Iterator[None]:
         """Has the dispatcher report every ATen operation. Afterwards releases the run's tensors."""
-        self._mode = _Dispatched(self, place)
+        self._mode = mode = _Dispatched(self, place)
         try:
-            with _told_of_higher_order(), self._mode:
+            with _no_mode_left(), _told_of_higher_order(), self._mode:
                 yield
         finally:
-            self._mode = None
+            mode.is_on, self._mode = False, None
             self._known_storages.clear()
             self._alive.clear()
 
@@ -211,6 +212,7 @@ class _Dispatched(TorchDispatchMode):
         super().__init__()
         self._census = census
         self._place = place
+        self.is_on = True
 
     def __torch_dispatch__(
         self,
@@ -263,20 +265,41 @@ def _told_of_higher_order() -> Iterator[None]:
 
 
 @contextmanager
-def _without_dispatch_mode(mode: TorchDispatchMode) -> Iterator[None]:
+def _no_mode_left() -> Iterator[None]:
+    """Takes off the dispatch modes that are left, twice: Ctrl-C may cut the first time short."""
+    num_before = _num_dispatch_modes()
+    try:
+        try:
+            yield
+        finally:
+            _keep_modes(num_before)
+    finally:
+        _keep_modes(num_before)
+
+
+def _keep_modes(num: int) -> None:
+    while _num_dispatch_modes() > num:
+        _pop_mode()
+
+
+@contextmanager
+def _without_dispatch_mode(mode: "_Dispatched") -> Iterator[None]:
     """Takes a mode off the dispatcher's stack, if it is there, and puts it back in its place."""
     stack = _get_current_dispatch_mode_stack()
-    place = next((level for level, own in enumerate(stack) if own is mode), len(stack))
-    above = [_pop_mode() for _ in range(len(stack) - place)]
+    place = stack.index(mode) if mode in stack else len(stack)
     try:
-        for other in reversed(above[:-1]):
-            _push_mode(other)
+        _set_modes_from(place, stack[place + 1 :])
         yield
     finally:
-        for _ in above[:-1]:
-            _pop_mode()
-        for other in reversed(above):
-            _push_mode(other)
+        if mode.is_on:  # after Ctrl-C, this may come too late
+            _set_modes_from(place, stack[place:])
+
+
+def _set_modes_from(place: int, modes: Sequence[TorchDispatchMode]) -> None:
+    """Makes these the dispatch modes from this place of the stack on."""
+    _keep_modes(place)
+    for mode in modes:
+        _push_mode(mode)
 
 
 def _arguments(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
