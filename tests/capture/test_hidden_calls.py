@@ -274,6 +274,21 @@ def test_a_later_write_to_a_tensor_of_inference_mode_does_not_change_its_saved_v
     assert history["add_1"].tensor_contents.tolist() == [2.0, 3.0, 4.0]
 
 
+def test_a_write_to_a_saved_tensor_of_inference_mode_is_noticed() -> None:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        doubled = (x * 2).to(torch.complex64)
+        return torch.view_as_real(doubled)[..., 0].exp().sum()
+
+    with torch.inference_mode():
+        history = tl.log_forward_pass(Model(forward), X)
+        history["exp"].tensor_contents.add_(1)
+        history["to"].tensor_contents.mul_(2)
+    assert history["mul_1"].tensor_contents.tolist() == [2.0, 4.0, 6.0]
+    for written in ("exp", "to", "viewasreal", "getitem"):  # the last three share memory
+        with pytest.raises(tl.ValueChangedError):
+            _ = history[written].tensor_contents
+
+
 def through_numpy(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     once = torch.from_numpy(np.tanh((x * 2).numpy()))
     again = torch.as_tensor(np.sqrt(once.numpy()))

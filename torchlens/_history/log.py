@@ -14,6 +14,7 @@ import torch
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.memory.process_memory import finalize, freed_memory
 from torchlens._capture.options import CaptureOptions
+from torchlens._recording.counted_writes import count_writes
 from torchlens._recording.garbage_collector import without_collector
 from torchlens._recording.origin import LiveOrigin, Origin, version_of
 from torchlens._recording.recording import Recording, Row
@@ -312,6 +313,8 @@ class Log:
     def value(self, entry: int) -> Any:
         """The saved value, or None; raises if it was changed in place after the pass."""
         number = self.graph.recorded[entry]
+        if self.recording.versions[number] < 0:
+            count_writes(self.recording, number)
         value = self.recording.values[number]
         version = self.recording.versions[number]
         if version >= 0 and value._version != version:

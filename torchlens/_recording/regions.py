@@ -130,6 +130,18 @@ def storage_of(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
+def is_plain_memory(tensor: torch.Tensor) -> bool:
+    """True if the tensor is plain memory: dense, without gradients, conj or neg bits."""
+    return (
+        type(tensor) is torch.Tensor
+        and not tensor.requires_grad
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_meta)
+        and storage_of(tensor) >= 0
+    )
+
+
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape; -1 for sizes of a nested tensor that differ between its parts."""
     try:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torchlens._capture.memory.aliases import Aliases
 from torchlens._recording.origin import version_of
 from torchlens._recording.recording import Write
-from torchlens._recording.regions import Region, region_of, storage_of
+from torchlens._recording.regions import Region, is_plain_memory, region_of, storage_of
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.wrappers import copy_of
 
@@ -505,7 +505,7 @@ def _copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copies: dict[int, torch.Tensor] = {}
     together: dict[int, list[torch.Tensor]] = {}
     for tensor in tensors:
-        if _is_plain(tensor):
+        if is_plain_memory(tensor):
             together.setdefault(storage_of(tensor), []).append(tensor)
     for group in together.values():
         regions = list(map(region_of, group))
@@ -520,17 +520,6 @@ def _copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     alone = [tensor for tensor in tensors if id(tensor) not in copies]
     copies.update(zip(map(id, alone), _copies_apart(alone), strict=True))
     return [copies[id(tensor)] for tensor in tensors]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """True if the tensor is plain memory: dense, without gradients, conj or neg bits."""
-    return (
-        type(tensor) is torch.Tensor
-        and not tensor.requires_grad
-        and tensor.layout is torch.strided
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_meta)
-        and storage_of(tensor) >= 0
-    )
 
 
 def _bytes_between(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
