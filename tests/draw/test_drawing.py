@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -579,6 +580,22 @@ def test_every_golden_source_draws():
         assert svg.count('<g id="node') == len(
             re.findall(r'^ *"[^"]*" \[label=', path.read_text(), re.MULTILINE)
         ), path.name
+
+
+@needs_graphviz
+def test_pictures_carry_the_receipt_and_open_as_before(tmp_path: Path):
+    history = tl.get_model_metadata(MLP(), torch.rand(2, 4))
+    drawing = render_graph(history, vis_outpath=tmp_path / "net.svg", vis_save_only=True)
+    assert drawing is not None
+    image = pytest.importorskip("PIL.Image")
+    signed = image.open(BytesIO(drawing.to_bytes("png")))
+    assert signed.text["Description"] == str(history.receipt)
+    unsigned = image.open(BytesIO(render_module.render(drawing.source, "png")))
+    assert signed.tobytes() == unsigned.tobytes()
+    pdf = drawing.to_bytes("pdf")
+    start = pdf.index(f"\n% {history.receipt}\nstartxref\n".encode())
+    table = int(pdf[start:].split(b"startxref\n")[1].split()[0])
+    assert pdf[table : table + 4] == b"xref" or b"/XRef" in pdf[table:start]
 
 
 @needs_graphviz

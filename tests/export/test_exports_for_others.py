@@ -94,6 +94,11 @@ def test_model_explorer_has_each_entry_in_the_namespace_of_its_modules(tmp_path:
         module = (entry.containing_module_origin or "").partition(":")[0]
         assert node["namespace"] == module.replace(".", "/")
         assert all(isinstance(own["value"], str) for own in node["attrs"])
+        (output,) = node["outputsMetadata"]
+        facts = {own["key"]: own["value"] for own in output["attrs"]}
+        shape = "x".join(map(str, entry.tensor_shape))
+        assert facts == {"__tensor_tag": node["id"], "shape": shape, "dtype": "float32"}
+        assert {edge["sourceNodeOutputId"] for edge in node["incomingEdges"]} <= {output["id"]}
     assert graph["groupNodeAttributes"]["1/up"] == {"class": "Linear", "parameters": "144"}
 
 

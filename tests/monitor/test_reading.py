@@ -244,6 +244,19 @@ def test_what_is_not_there_is_told_with_the_closest(tmp_path: Path) -> None:
     assert set(table.module) == {"", "conv", "norm", "act", "out"}
 
 
+@pytest.mark.parametrize("graph", ["operations", "modules"])
+def test_a_table_of_a_run_says_what_made_it(graph: str, tmp_path: Path) -> None:
+    model, x = Net(), torch.randn(2, 3, 8, 8)
+    with tl.monitor(model, tmp_path, log="outputs", graph=graph):
+        model(x).sum().backward()
+    logged = tl.get_model_metadata(Net(), x).receipt
+    structure = logged.structure if graph == "operations" else None
+    assert tl.open_run(tmp_path).to_pandas().attrs["receipt"] == {
+        "model": "Net", "structure": structure, "weights": None, "inputs": None,
+        "versions": logged.versions,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -53,6 +53,17 @@ def test_an_unknown_kind_of_row_says_which_there_are():
         to_pandas(made_up(), by="layer")  # type: ignore[arg-type]
 
 
+def test_a_table_says_what_made_it():
+    model, x = torch.nn.Linear(8, 2), torch.rand(4, 8)
+    whole = torchlens.log_forward_pass(model, x).receipt.to_dict()
+    detailed = torchlens.profile(model, x, level="operation", repeats=1, warmup=0)
+    for by in ("module", "operation"):
+        assert detailed.to_pandas(by).attrs["receipt"] == whole
+    plain = torchlens.profile(model, x, level="module", repeats=1, warmup=0).to_pandas()
+    unknown = dict.fromkeys(("structure", "weights", "inputs"))
+    assert plain.attrs["receipt"] == whole | unknown
+
+
 def test_outputs_are_as_large_as_the_table_says():
     """Of several calls, the largest, and of a container that is never called, the largest in it."""
 

@@ -52,6 +52,14 @@ def times_left_out(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if not any(word in name for word in shown)}
 
 
+def test_a_trace_says_what_made_it(path: Path) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()), torch.rand(2, 4)
+    with tl.tail(model, path):
+        model(x)
+    wanted = tl.log_forward_pass(model, x).receipt.to_dict()
+    assert tl.load(path).receipt.to_dict() == wanted | {"weights": None, "inputs": None}
+
+
 def test_each_call_is_a_history_of_its_own(path: Path):
     model, inputs = Recurrent(), [torch.rand(2, 4) for _ in range(3)]
     with tl.tail(model, path) as m:

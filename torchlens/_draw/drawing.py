@@ -12,6 +12,7 @@ from torchlens._draw.draw_options import DrawOptions, VisOpt, draw_options
 from torchlens._draw.layout import Layout, clear_of_edges, lay_out, with_room
 from torchlens._draw.render import is_graphviz_there, render
 from torchlens._draw.scene import Scene
+from torchlens._draw.signature import signed
 from torchlens._history.receipt import exported_receipt
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.plain_text import printable
@@ -35,7 +36,7 @@ class Drawing:
     >>> drawing = history.render_graph(vis_save_only=True)
     >>> drawing.source, drawing.source_path, drawing.picture_path
 
-    `receipt` says what was drawn; files of the source and of SVG have it as a comment.
+    `receipt` says what was drawn; files of the source, SVG, PNG and PDF have it inside.
     """
 
     def __init__(self, scene: Scene, receipt: str = "") -> None:
@@ -61,12 +62,7 @@ class Drawing:
             self._layout is not None or len(self.scene.nodes) <= _MOST_LAID_OUT_TWICE
         ):
             self._move_titles()
-        picture = render(self.source, fileformat)
-        if fileformat == "svg" and self.receipt:
-            text, end, rest = picture.rpartition(b"</svg>")
-            note = self.receipt.replace("--", "- -").encode("utf-8", "backslashreplace")
-            return text + b"<!-- " + note + b" -->\n" + end + rest
-        return picture
+        return signed(render(self.source, fileformat), fileformat, self.receipt)
 
     def _lay_out(self) -> Layout:
         """The layout. It does not depend on the side of the titles."""

@@ -30,7 +30,6 @@ def to_model_explorer(
 
 
 def _node(node: dict[str, Any]) -> dict[str, Any]:
-    shape = f"{shape_text(node['shape'])} {node['dtype']}"
     facts = {
         "label": node["label"],
         "function": node["function"],
@@ -55,5 +54,15 @@ def _node(node: dict[str, Any]) -> dict[str, Any]:
             for number, parent in enumerate(node["parents"])
         ],
         "attrs": [{"key": name, "value": str(value)} for name, value in facts.items() if value],
-        "outputsMetadata": [{"id": "0", "attrs": [{"key": "tensor_shape", "value": shape}]}],
+        "outputsMetadata": [{"id": "0", "attrs": _tensor(node)}],
     }
+
+
+def _tensor(node: dict[str, Any]) -> list[dict[str, str]]:
+    """The output as Model Explorer names it: `shape` labels the edges, the tag the output."""
+    facts = {
+        "__tensor_tag": node["label"],
+        "shape": shape_text(node["shape"]),
+        "dtype": str(node["dtype"]),
+    }
+    return [{"key": name, "value": value} for name, value in facts.items()]

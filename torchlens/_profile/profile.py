@@ -15,6 +15,7 @@ from torchlens._health.finding import Findings
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Overlay
+from torchlens._history.receipt import Receipt, exported_receipt
 from torchlens._profile.exports import RowsBy, to_chrome_trace, to_json, to_pandas
 from torchlens._profile.findings import find
 from torchlens._profile.make_records import label_finder, make_measurements
@@ -30,6 +31,7 @@ from torchlens._profile.records import (
     ProfiledStep,
 )
 from torchlens._profile.table import Table, TableBy, Times, summary
+from torchlens._recording.origin import versions_now
 from torchlens._recording.trees import named_tensors
 from torchlens._recording.unseen import NoTorchFunction, unseen
 from torchlens._replay.model_state import KeptTensor, State
@@ -254,7 +256,14 @@ class Profile:
 
     def to_pandas(self, by: RowsBy = "module") -> "pandas.DataFrame":
         """A table with one row per module, or per 'call', 'operation', 'step' or 'parameter'."""
-        return to_pandas(self.measurements, by)
+        table = to_pandas(self.measurements, by)
+        table.attrs["receipt"] = self._receipt().to_dict()
+        return table
+
+    def _receipt(self) -> Receipt:
+        if self._history is None:
+            return Receipt(self._model_name, None, None, None, versions_now())
+        return exported_receipt(self._history._log)
 
     @overload
     def to_chrome_trace(self, path: None = None) -> str: ...

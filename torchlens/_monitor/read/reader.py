@@ -29,12 +29,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from torchlens._health.finding import RunFinding
+from torchlens._history.receipt import Receipt
 from torchlens._monitor.films.film_process import (
     ProjectedStep,
     projections_in,
     read_projection,
 )
 from torchlens._monitor.read.views import ModuleView, Scalars, Series, SeriesMap
+from torchlens._monitor.serve.graph_page import graph_structure
 from torchlens._monitor.serve.run_page import explore_runs
 from torchlens._monitor.sinks.sink import Sink, send
 from torchlens._monitor.sinks.trackers import TensorBoard
@@ -257,9 +259,15 @@ class RunReader:
         import pandas
 
         tables = [series.to_pandas() for series in self.series()]
-        if not tables:
-            return pandas.DataFrame()
-        return pandas.concat(tables, ignore_index=True)
+        table = pandas.concat(tables, ignore_index=True) if tables else pandas.DataFrame()
+        table.attrs["receipt"] = self._receipt().to_dict()
+        return table
+
+    def _receipt(self) -> Receipt:
+        """What made the run. Its weights change with each step, so it has no digest of them."""
+        info = self.info
+        structure = graph_structure(self.graph)
+        return Receipt(str(info.get("model")), structure, None, None, info.get("versions", {}))
 
     def send_to(self, sink: Sink) -> None:
         """Sends the recorded run to a sink: `r.send_to(torchlens.sinks.Wandb(mode='offline'))`."""

@@ -39,6 +39,7 @@ from torchlens._monitor.record.writer import Writer
 from torchlens._monitor.sinks.sink import Sink, SinkFeed
 from torchlens._monitor.store.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens._monitor.store.rank_files import Counts
+from torchlens._recording.origin import versions_now
 from torchlens._recording.unseen import call_unseen
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.error_wording import check_choice, check_count, got
@@ -505,8 +506,7 @@ def _session_record(
 
 def _run_record(run: str, model: torch.nn.Module, options: MonitorOptions) -> dict[str, Any]:
     """The content of run.json."""
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
     return {
         "format": FORMAT, "run": run, "model": type(model).__name__, "time": time(),
-        "versions": versions, "options": options.as_json(),
+        "versions": versions_now(), "options": options.as_json(),
     }  # fmt: skip
