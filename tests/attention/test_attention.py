@@ -187,12 +187,16 @@ def test_an_encoder_layer_on_its_fast_path_has_those_of_its_slow_one(
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 @pytest.mark.filterwarnings("ignore:torchlens. what runs inside torch.func.vmap:UserWarning")
-def test_flex_attention_has_weights_where_its_operations_are_logged() -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_flex_attention_has_weights_where_its_operations_are_logged(is_compiled: bool) -> None:
     from torch.nn.attention.flex_attention import flex_attention
+
+    # A log runs eagerly what the model compiles.
+    attend: Any = torch.compile(flex_attention) if is_compiled else flex_attention
 
     class Flexible(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - (i - j).abs())
+            return attend(q, k, v, score_mod=lambda s, b, h, i, j: s - (i - j).abs())
 
     q, k, v = torch.randn(3, 1, 2, 16, 16).unbind(0)
     history = tl.log_forward_pass(Flexible(), [q, k, v])

@@ -245,7 +245,7 @@ def test_what_is_not_there_is_told_with_the_closest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("graph", ["operations", "modules"])
-def test_a_table_of_a_run_says_what_made_it(graph: str, tmp_path: Path) -> None:
+def test_a_table_of_a_run_says_what_made_it(graph: Any, tmp_path: Path) -> None:
     model, x = Net(), torch.randn(2, 3, 8, 8)
     with tl.monitor(model, tmp_path, log="outputs", graph=graph):
         model(x).sum().backward()
