@@ -192,7 +192,8 @@ def test_flex_attention_has_weights_where_its_operations_are_logged(is_compiled:
     from torch.nn.attention.flex_attention import flex_attention
 
     # A log runs eagerly what the model compiles.
-    attend: Any = torch.compile(flex_attention) if is_compiled else flex_attention
+    compiled: Any = torch.compile(flex_attention, backend="eager")
+    attend = compiled if is_compiled else flex_attention
 
     class Flexible(nn.Module):
         def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
