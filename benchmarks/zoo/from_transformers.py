@@ -86,7 +86,7 @@ _PLAIN = (
     "pixtral", "plbart", "pp_formulanet_text", "prophetnet", "pvt_v2", "qianfan_ocr",
     "qianfan_ocr_vision", "qwen2", "qwen2_audio_encoder", "qwen2_moe", "qwen3", "qwen3_moe",
     "qwen3_omni_moe_text", "qwen3_vl", "qwen3_vl_moe", "qwen3_vl_moe_text", "qwen3_vl_text",
-    "radio", "recurrent_gemma", "rembert", "resnet", "roberta", "roberta-prelayernorm",
+    "radio", "rembert", "resnet", "roberta", "roberta-prelayernorm",
     "roformer", "rwkv", "sam3_lite_text_text_model", "sam3_vision_model", "sam3_vit_model",
     "sam_hq_vision_model", "sam_vision_model", "segformer", "siglip", "swiftformer",
     "switch_transformers", "t5", "tapas", "vilt", "visual_bert", "vit", "vit_mae", "vits",
@@ -128,6 +128,7 @@ _CONFIGURED: dict[str, dict[str, Any]] = {
               "key_dim": [8, 8, 8], "patch_size": 16},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
     "maskformer-swin": _SWIN,
+    "recurrent_gemma": {"num_hidden_layers": 3},  # its third block is the first with attention
     "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_embds_dim": [16, 16],
     "axial_pos_shape": [4, 4],
                  "attention_head_size": 8, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4,
@@ -268,8 +269,8 @@ _WITH_HEAD = {
         "timesformer videomae vivit vjepa2 "
     ),
 }  # fmt: skip
-_FEEDFORWARD = {"bert", "gpt2", "llama", "roberta", "swin", "vit"}
-_RECURRENT = {"albert", "t5"}  # one block used twice; one embedding for both encoder and decoder
+_FEEDFORWARD = {"bert", "gpt2", "llama", "roberta", "swin", "t5", "vit"}
+_RECURRENT = {"albert"}  # one block used twice
 
 
 # -- making one

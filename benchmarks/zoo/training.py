@@ -118,7 +118,20 @@ def check_training(case: Case) -> tuple[int, list[str]]:
     num_compared = _compare_gradients(history, listener.seen, reasons)
     if not history.layers_with_saved_gradients:
         reasons.append("no gradient was saved")
+    if reasons and not _is_repeatable(case, state):
+        raise Untrainable("two plain steps from one seed differ")
     return num_compared, [f"training: {reason}" for reason in reasons]
+
+
+def _is_repeatable(case: Case, state: dict[str, Any]) -> bool:
+    """Whether two plain passes from one seed are equal: some models take a seed from the system."""
+    runs = []
+    for _ in range(2):
+        case.model.load_state_dict(state)
+        runs.append(run_seeded(lambda: call(case)))
+    differences: list[str] = []
+    compare_runs(*runs, differences)
+    return not differences
 
 
 def _compare_gradients(
