@@ -168,6 +168,16 @@ def test_every_export_says_what_made_it_and_no_path_of_the_machine(tmp_path: Pat
     assert place.encode() not in (tmp_path / "trace.safetensors").read_bytes()
 
 
+def test_every_table_says_what_it_was_made_from() -> None:
+    history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
+    receipt = history.receipt.to_dict()
+    sweep = history.sweep(["fc1"], 0.0, lambda output: output.sum())
+    for table in (history.summary().to_pandas(), sweep.to_pandas()):
+        assert table.attrs["receipt"] == receipt
+    compared = tl.diff(history, history).to_pandas()
+    assert compared.attrs == {"reference": receipt, "candidate": receipt}
+
+
 def test_a_receipt_of_an_export_does_not_read_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchlens._history.receipt._MOST_HASHED", 100)
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))

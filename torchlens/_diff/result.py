@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchlens._diff.printed import diff_text
+from torchlens._history.receipt import exported_receipt
 from torchlens._text.error_wording import check_count
 from torchlens._text.json_text import write_json
 
@@ -198,7 +199,11 @@ class Diff:
         import pandas
 
         columns = list(Pair.__dataclass_fields__)
-        return pandas.DataFrame([asdict(pair) for pair in self.pairs], columns=columns)
+        table = pandas.DataFrame([asdict(pair) for pair in self.pairs], columns=columns)
+        for name, history in zip(("reference", "candidate"), self._histories, strict=True):
+            if history is not None:
+                table.attrs[name] = exported_receipt(history._log).to_dict()
+        return table
 
 
 def _finite(tree: Any) -> Any:

@@ -15,6 +15,7 @@ from torchlens._edit.replayer import Replayer, Task, listed
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.lookup import Lookup
 from torchlens._history.model_history import ModelHistory
+from torchlens._history.receipt import exported_receipt
 from torchlens._history.sites import Site, Sites
 from torchlens._recording.tolerance import relative_error
 from torchlens._text.error_wording import got
@@ -49,8 +50,9 @@ class Sweep(Sequence[Measurement]):
     >>> grid.to_pandas(), grid.values, grid[0].certificate
     """
 
-    def __init__(self, rows: Sequence[Measurement]) -> None:
+    def __init__(self, rows: Sequence[Measurement], receipt: dict[str, Any]) -> None:
         self._rows = list(rows)
+        self._receipt = receipt
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -75,7 +77,7 @@ class Sweep(Sequence[Measurement]):
         """A table: site, entry and its part, edit, what the metric returned, certificate, cost."""
         import pandas as pd
 
-        return pd.DataFrame(
+        table = pd.DataFrame(
             {
                 "site": str(row.site),
                 "key": _key_text(row.site),
@@ -89,6 +91,8 @@ class Sweep(Sequence[Measurement]):
             }
             for row in self._rows
         )
+        table.attrs["receipt"] = self._receipt
+        return table
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.certificates.items())
@@ -127,7 +131,7 @@ def sweep(
     ]
     if all(row.certificate.kind == "refused" for row in rows):
         raise NotReplayableError(f"No edit can be replayed. {rows[0].certificate.reason}")
-    return Sweep(rows)
+    return Sweep(rows, exported_receipt(replayer.log).to_dict())
 
 
 def _batch_size(batched: bool | int) -> int:

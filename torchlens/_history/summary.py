@@ -10,6 +10,7 @@ from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.printing import valueless_text
+from torchlens._history.receipt import exported_receipt
 from torchlens._history.tables import with_symbols
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT, Operation
 from torchlens._text.error_wording import check_choice, check_count
@@ -109,9 +110,11 @@ class Summary:
 
         facts = [self._facts(row) for row in self._rows]
         names = facts[0] if facts else []
-        return pandas.DataFrame(
+        table = pandas.DataFrame(
             {name: with_symbols([fact[name] for fact in facts]) for name in names}
         )
+        table.attrs["receipt"] = exported_receipt(self._log).to_dict()
+        return table
 
     def _facts(self, row: SummaryRow) -> dict[str, Any]:
         params = [self._log.recording.params[number] for number in row.params]

@@ -12,6 +12,7 @@ import torch
 
 from torchlens._graph.paths import descendants_of
 from torchlens._history.log import Log
+from torchlens._history.receipt import exported_receipt
 from torchlens._receptive.dependence import reading_of
 from torchlens._receptive.reading import Axis, ReadCall, Reading, narrow, sizes
 from torchlens._recording.recording import located
@@ -63,8 +64,9 @@ class FieldRow:
 class FieldTable:
     """The receptive fields of all layers that an input leads to; print it, or see `rows`."""
 
-    def __init__(self, model: str, source: str, rows: list[FieldRow]) -> None:
-        self.model, self.source, self.rows = model, source, rows
+    def __init__(self, log: Log, source: str, rows: list[FieldRow]) -> None:
+        self.model, self.source, self.rows = log.recording.model_name, source, rows
+        self._receipt = exported_receipt(log).to_dict()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,7 +81,9 @@ class FieldTable:
         """A table with a row for each layer."""
         import pandas
 
-        return pandas.DataFrame([vars(row) for row in self.rows])
+        table = pandas.DataFrame([vars(row) for row in self.rows])
+        table.attrs["receipt"] = self._receipt
+        return table
 
     def __str__(self) -> str:
         """The layers where the field changes."""
@@ -131,7 +135,7 @@ def table_of(log: Log, source: int | None) -> FieldTable:
                     spans[entry] = found
     lengths = [shape[dim] for dim in spatial]
     rows = [_row(log, entry, own, lengths) for entry, own in spans.items()]
-    return FieldTable(log.recording.model_name, log.label(source), rows)
+    return FieldTable(log, log.label(source), rows)
 
 
 def _row(log: Log, entry: int, spans: Sequence[Span], lengths: list[int]) -> FieldRow:
