@@ -1,6 +1,7 @@
 """One training step of a model of the zoo, plain and logged."""
 
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -61,6 +62,11 @@ class _Listener:
         for handle in self._handles:
             handle.remove()
 
+    def forget_gradients(self) -> None:
+        """Of what the model differentiated itself: those are values of its forward pass."""
+        for returned in chain.from_iterable(self.seen.values()):
+            returned.grad = None
+
     def _hook(self, address: str) -> Any:
         num_calls = 0
 
@@ -93,6 +99,7 @@ def check_training(case: Case) -> tuple[int, list[str]]:
         state = deepcopy(model.state_dict())  # with the versions that it notes
         with _Listener(model) as listener:
             plain = run_seeded(lambda: call(case))
+        listener.forget_gradients()
         _loss(plain.tensors).backward()
     except Exception as error:  # whatever the model raises by itself says that it does not train
         first_line = next(iter(str(error).splitlines()), "")
