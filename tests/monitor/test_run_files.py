@@ -742,6 +742,8 @@ def test_what_is_written_to_a_file_that_was_removed_is_not_called_recorded(tmp_p
     run = tl.monitor(model, tmp_path / "gone", graph="modules")
     step()
     wait_for(run, 0)
+    while not (tmp_path / "gone" / "graph.json").exists():  # the last file to be written
+        time.sleep(0.001)
     recorded = run.counts.recorded
     shutil.rmtree(tmp_path / "gone")
     for _ in range(5):

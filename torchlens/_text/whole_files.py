@@ -7,14 +7,16 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, makes_folder: bool = True) -> Iterator[Path]:
     """The path to write to: beside the file, which takes its place at the end. Readers find the
-    whole file, or the one before. Creates the folder.
+    whole file, or the one before. Creates the folder, unless that would bring one back that was
+    removed: `makes_folder=False`.
 
     >>> with whole_file(path) as beside:
     ...     figure.savefig(beside)
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if makes_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     target = path.resolve()  # of a link, the file that it leads to
     if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
         yield target
@@ -28,7 +30,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, makes_folder: bool = True) -> None:
     """Writes a file, whole."""
-    with whole_file(path) as beside:
+    with whole_file(path, makes_folder) as beside:
         beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)

@@ -94,8 +94,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def write_json_file(path: Path, value: Any) -> None:
-    """Writes a JSON file, whole."""
-    write_whole(path, json.dumps(value, separators=(",", ":")))
+    """Writes a JSON file, whole, into a folder that is there."""
+    write_whole(path, json.dumps(value, separators=(",", ":")), makes_folder=False)
 
 
 def read_json_file(path: Path) -> dict[str, Any]:

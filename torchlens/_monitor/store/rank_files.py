@@ -241,7 +241,7 @@ class RankFiles:
         level, steps = in_blocks(steps, max(file.level for file in old) + 1, self._every)
         new = StepsFile(old[0].first, old[-1].last, level)
         data = _lines(steps, _halved(scalars))
-        write_whole(self._path(new), data)
+        write_whole(self._path(new), data, makes_folder=False)
         for file in old:
             self._path(file).unlink(missing_ok=True)
         return _Closed(new, len(data), can_shrink=len(steps) > 1)
@@ -258,7 +258,7 @@ class RankFiles:
             if step.first < limit
         ]
         rows = [row._replace(step=min(row.step, limit - 1)) for row in scalars if row.first < limit]
-        write_whole(self._path(file), _lines(kept, rows))
+        write_whole(self._path(file), _lines(kept, rows), makes_folder=False)
 
     def _read(self, files: Iterable[StepsFile]) -> tuple[list[Step], list[ScalarRow], int]:
         steps: list[Step] = []
