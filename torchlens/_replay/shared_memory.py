@@ -1,7 +1,7 @@
 """Which rows of a recording share memory that the model writes to.
 
-A value in such memory is not what the saved tensor of its own row holds: whoever reads it later
-reads what was written since. Calls on such memory run again together, on memory of their own.
+The saved tensor of a row in such memory holds the value at its own time; a later call reads what
+was written since. Calls on such memory run again together, on memory of their own.
 """
 
 from bisect import bisect_left
